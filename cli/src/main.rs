@@ -1,0 +1,4 @@
+//! The tool `tidelog`.
+#![forbid(unsafe_code)]
+
+fn main() {}

@@ -1,0 +1,6 @@
+//! Rings and durable extents of opaque bytes: the local half of tidelog.
+//!
+//! This crate knows nothing of changes, logs or objects. Unsafe code lives in `ring.rs`, `aligned.rs` and `uring.rs`
+//! alone.
+
+pub mod disk;
