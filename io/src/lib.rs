@@ -3,4 +3,5 @@
 //! This crate knows nothing of changes, logs or objects. Unsafe code lives in `ring.rs`, `aligned.rs` and `uring.rs`
 //! alone.
 
+pub mod aligned;
 pub mod disk;
