@@ -5,3 +5,4 @@
 
 pub mod aligned;
 pub mod disk;
+pub mod segment;
