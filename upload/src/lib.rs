@@ -2,3 +2,13 @@
 //!
 //! This crate knows nothing of changes, logs or segments.
 #![forbid(unsafe_code)]
+
+pub mod driver;
+pub mod object;
+mod pending;
+pub mod store;
+
+pub use driver::{Driver, DriverError, DriverStats, ObjectUpload, Runtime};
+pub use object::open_store;
+pub use pending::{Abandoned, Pending, Resolver, channel};
+pub use store::{BoxFuture, ObjectSink, Operation, Store, StoreError, StoreErrorKind};
