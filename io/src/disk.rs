@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::aligned::AlignedBuf;
+use crate::aligned::{AlignedBuf, BLOCK_ALIGNMENT_BYTES};
 
 /// An open file of one [`Disk`]. Valid from [`Disk::open`] to [`Disk::close`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,11 +75,13 @@ pub struct EngineInfo {
 /// - `result` is `Ok` only if every byte was written, and durably if the disk was opened so.
 /// - `submit` never blocks; it refuses, giving the write back, when [`depth`](Disk::depth) writes are in flight.
 /// - Writes in flight never overlap; the caller sees to that.
+/// - A write that is not aligned, longer than its buffer, or to a file that is not open is accepted, touches nothing and
+///   completes with `InvalidInput`.
 pub trait Disk: Send {
     /// Opens an existing file of the directory for writing.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// `InvalidInput` if `name` is not a plain file name, else whatever the file system says.
     fn open(&mut self, name: &str) -> io::Result<FileSlot>;
 
     /// Closes a file. No write to it may be in flight.
@@ -134,4 +136,35 @@ pub trait Files: Send + Sync {
 
     /// Removes a file, durably. One that does not exist is an error.
     fn remove(&self, name: &str) -> io::Result<()>;
+}
+
+/// Refuses what is not a plain file name: names never leave their directory.
+pub(crate) fn check_file_name(name: &str) -> io::Result<()> {
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        let text = format!("{name:?} is not a plain file name; give one without directories");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    Ok(())
+}
+
+/// Refuses what no engine can write: see the contract of [`Disk`].
+pub(crate) fn check_write(write: &Write) -> io::Result<()> {
+    let unit_bytes = BLOCK_ALIGNMENT_BYTES as u64;
+    let len_bytes = write.len as u64;
+    let aligned = len_bytes.is_multiple_of(unit_bytes) && write.offset.is_multiple_of(unit_bytes);
+    let ends = write.offset.checked_add(len_bytes).is_some_and(|end| i64::try_from(end).is_ok());
+    if !aligned || !ends || write.len == 0 || write.len > write.buffer.len() {
+        let text = format!(
+            "a write of {len_bytes} bytes at {} from a buffer of {}: use positive multiples of 4096 that fit",
+            write.offset,
+            write.buffer.len(),
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    Ok(())
+}
+
+/// What a write to a closed or unknown slot completes with.
+pub(crate) fn not_open(file: FileSlot) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, format!("{file:?} is not open; open it before writing"))
 }

@@ -6,3 +6,4 @@
 pub mod aligned;
 pub mod disk;
 pub mod segment;
+pub mod sim;
