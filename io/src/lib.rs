@@ -5,5 +5,6 @@
 
 pub mod aligned;
 pub mod disk;
+pub mod ring;
 pub mod segment;
 pub mod sim;
