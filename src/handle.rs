@@ -9,14 +9,14 @@
 //! Integers without a width are LEB128; a text is its length and its UTF-8. The extents' first numbers follow from
 //! `from`, because extents are contiguous.
 //!
-//! JSON carries the same fields and the checksum of the byte form, so it may be reformatted but not edited.
+//! The JSON form is in `handle/json.rs`.
+
+mod json;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt::Write as _;
 use std::ops::Range;
 
-use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::fields::{FieldError, FieldReader, put_text, put_varint};
@@ -37,14 +37,10 @@ pub const EXTENTS_MAX: usize = 1 << 16;
 /// The longest encoded handle, in bytes.
 pub const HANDLE_BYTES_MAX: usize = 16 << 20;
 
-const JSON_FORMAT: &str = "tidelog-handle";
-const JSON_BYTES_MAX: usize = 8 * HANDLE_BYTES_MAX;
 const HEAD_BYTES: usize = 16;
 const CHECKSUM_BYTES: usize = 8;
 /// What the fields of an extent take at least.
 const EXTENT_BYTES_MIN: usize = 15;
-/// The largest integer that every JSON reader keeps exactly.
-const JSON_INTEGER_MAX: u64 = (1 << 53) - 1;
 
 /// Where a run of a log's changes is: one object, and the sequence numbers that it holds for the handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,94 +224,6 @@ impl ChangelogHandle {
         Ok(handle)
     }
 
-    /// The handle as one line of JSON, for people and for tools in other languages.
-    ///
-    /// Integers above 2^53 - 1 are strings of decimal digits; the log id, tokens and the checksum are hexadecimal
-    /// strings.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        let mut json = format!(
-            r#"{{"format":"{JSON_FORMAT}","version":{HANDLE_VERSION},"log":"{}","name":{},"key_groups":[{},{}],"from":{},"to":{},"extents":["#,
-            self.log,
-            json_text(&self.name),
-            self.key_groups.first(),
-            self.key_groups.last(),
-            json_integer(self.from.0),
-            json_integer(self.to.0),
-        );
-        for (index, extent) in self.extents.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            write!(
-                json,
-                r#"{comma}{{"bucket":{},"object":{},"object_bytes":{},"footer":[{},{}],"token":"{:016x}","first":{},"end":{}}}"#,
-                json_text(&extent.bucket),
-                json_text(&extent.object),
-                json_integer(extent.object_bytes),
-                json_integer(extent.footer.start),
-                json_integer(extent.footer.end),
-                extent.token,
-                json_integer(extent.first.0),
-                json_integer(extent.end.0),
-            )
-            .expect("writing to a string succeeds");
-        }
-        write!(json, r#"],"checksum":"{:016x}"}}"#, self.checksum()).expect("writing to a string succeeds");
-        json
-    }
-
-    /// Reads what [`to_json`](Self::to_json) wrote, whatever its white space and order of fields.
-    ///
-    /// # Errors
-    /// As for [`from_bytes`](Self::from_bytes); a JSON handle with any value changed is refused.
-    pub fn from_json(text: &str) -> Result<ChangelogHandle, HandleError> {
-        if text.len() > JSON_BYTES_MAX {
-            return Err(invalid("the JSON is too long for a handle"));
-        }
-        let fields: Map<String, Value> = match serde_json::from_str(text) {
-            Ok(Value::Object(fields)) => fields,
-            Err(error) if error.is_eof() && text.trim_start().starts_with('{') => {
-                return Err(HandleError::Truncated);
-            }
-            Err(error) if text.contains(JSON_FORMAT) => {
-                return Err(invalid(format!("its JSON is malformed: {error}")));
-            }
-            Ok(_) | Err(_) => return Err(HandleError::NotAHandle),
-        };
-        if fields.get("format").and_then(Value::as_str) != Some(JSON_FORMAT) {
-            return Err(HandleError::NotAHandle);
-        }
-        check_version(get_integer(&fields, "version")?.try_into().unwrap_or(u32::MAX))?;
-        check_names(
-            &fields,
-            &["format", "version", "log", "name", "key_groups", "from", "to", "extents", "checksum"],
-        )?;
-        let log = get_text(&fields, "log")?;
-        let log = get_hexadecimal(log, 32).map(LogId).ok_or_else(|| bad_json("log"))?;
-        let [first, last] = get_pair(&fields, "key_groups")?;
-        let key_groups = u16::try_from(first)
-            .ok()
-            .zip(u16::try_from(last).ok())
-            .and_then(|(first, last)| KeyGroupRange::new(first, last))
-            .ok_or_else(|| bad_json("key_groups"))?;
-        let extents = get(&fields, "extents")?.as_array().ok_or_else(|| bad_json("extents"))?;
-        let handle = ChangelogHandle {
-            log,
-            name: get_text(&fields, "name")?.to_owned(),
-            key_groups,
-            from: SequenceNumber(get_integer(&fields, "from")?),
-            to: SequenceNumber(get_integer(&fields, "to")?),
-            extents: extents.iter().map(read_json_extent).collect::<Result<_, _>>()?,
-        };
-        let checksum = get_text(&fields, "checksum")?;
-        let checksum = get_hexadecimal(checksum, 16).ok_or_else(|| bad_json("checksum"))?;
-        // An edit is told as such, not as whatever contradiction it made.
-        if checksum != u128::from(handle.checksum()) {
-            return Err(HandleError::Checksum);
-        }
-        handle.check()?;
-        Ok(handle)
-    }
-
     fn put_body(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.log.0.to_le_bytes());
         put_text(out, &self.name);
@@ -489,70 +397,167 @@ impl From<FieldError> for HandleError {
     }
 }
 
-fn json_text(text: &str) -> Value {
-    Value::String(text.to_owned())
-}
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
 
-fn json_integer(value: u64) -> Value {
-    if value <= JSON_INTEGER_MAX { Value::from(value) } else { Value::String(value.to_string()) }
-}
+    use super::*;
 
-fn bad_json(field: &str) -> HandleError {
-    invalid(format!("its JSON field \"{field}\" is missing or malformed"))
-}
-
-fn get<'a>(fields: &'a Map<String, Value>, field: &str) -> Result<&'a Value, HandleError> {
-    fields.get(field).ok_or_else(|| bad_json(field))
-}
-
-fn get_text<'a>(fields: &'a Map<String, Value>, field: &str) -> Result<&'a str, HandleError> {
-    get(fields, field)?.as_str().ok_or_else(|| bad_json(field))
-}
-
-fn get_integer(fields: &Map<String, Value>, field: &str) -> Result<u64, HandleError> {
-    integer(get(fields, field)?).ok_or_else(|| bad_json(field))
-}
-
-fn get_pair(fields: &Map<String, Value>, field: &str) -> Result<[u64; 2], HandleError> {
-    match get(fields, field)?.as_array().map(Vec::as_slice) {
-        Some([first, second]) => integer(first).zip(integer(second)).map(Into::into),
-        _ => None,
+    pub(super) fn extent(object: &str, first: u64, end: u64) -> Extent {
+        Extent {
+            bucket: "file:///var/lib/checkpoints".into(),
+            object: object.into(),
+            object_bytes: 1 << 20,
+            footer: (1 << 20) - 900..1 << 20,
+            token: 0xfeed_0123_4567_89ab,
+            first: SequenceNumber(first),
+            end: SequenceNumber(end),
+        }
     }
-    .ok_or_else(|| bad_json(field))
-}
 
-fn integer(value: &Value) -> Option<u64> {
-    match value {
-        Value::String(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok(),
-        value => value.as_u64(),
+    fn make(from: u64, to: u64, extents: Vec<Extent>) -> Result<ChangelogHandle, HandleError> {
+        let key_groups = KeyGroupRange::new(0, 127).unwrap();
+        ChangelogHandle::new(
+            LogId(0xabc << 64),
+            "orders",
+            key_groups,
+            SequenceNumber(from),
+            SequenceNumber(to),
+            extents,
+        )
     }
-}
 
-fn get_hexadecimal(text: &str, digits: usize) -> Option<u128> {
-    let plain = text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if plain { u128::from_str_radix(text, 16).ok() } else { None }
-}
-
-/// Refuses fields that this version does not have: they would not be covered by the checksum.
-fn check_names(fields: &Map<String, Value>, known: &[&str]) -> Result<(), HandleError> {
-    match fields.keys().find(|field| !known.contains(&field.as_str())) {
-        Some(field) => Err(invalid(format!("its JSON field \"{field}\" is unknown"))),
-        None => Ok(()),
+    /// The handle in tests/fixtures/handle-v1.bin and handle-v1.json. Never change it.
+    pub(super) fn fixture() -> ChangelogHandle {
+        let mut hedge = extent("orders/000002-b", 400, 1_000);
+        hedge.bucket = "file:///mnt/second".into();
+        hedge.object_bytes = u64::MAX;
+        let extents = vec![
+            extent("orders/000001-a", 100, 400),
+            hedge,
+            extent("orders/000001-a", 1_000, 1_001),
+            extent("orders/000003-ü\"", 1_001, 1 << 60),
+        ];
+        make(100, 1 << 60, extents).unwrap()
     }
-}
 
-fn read_json_extent(value: &Value) -> Result<Extent, HandleError> {
-    let fields = value.as_object().ok_or_else(|| bad_json("extents"))?;
-    check_names(fields, &["bucket", "object", "object_bytes", "footer", "token", "first", "end"])?;
-    let [footer_start, footer_end] = get_pair(fields, "footer")?;
-    let token = get_hexadecimal(get_text(fields, "token")?, 16).ok_or_else(|| bad_json("token"))?;
-    Ok(Extent {
-        bucket: get_text(fields, "bucket")?.to_owned(),
-        object: get_text(fields, "object")?.to_owned(),
-        object_bytes: get_integer(fields, "object_bytes")?,
-        footer: footer_start..footer_end,
-        token: token as u64,
-        first: SequenceNumber(get_integer(fields, "first")?),
-        end: SequenceNumber(get_integer(fields, "end")?),
-    })
+    #[track_caller]
+    pub(super) fn assert_invalid(result: Result<ChangelogHandle, HandleError>, reason: &str) {
+        match result {
+            Err(HandleError::Invalid(what)) => assert!(what.contains(reason), "{what}"),
+            other => panic!("expected an invalid handle ({reason}), got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn fixtures_decode_for_ever() {
+        let bytes = include_bytes!("../tests/fixtures/handle-v1.bin");
+        assert_eq!(ChangelogHandle::from_bytes(bytes), Ok(fixture()));
+        let json = include_str!("../tests/fixtures/handle-v1.json");
+        assert_eq!(ChangelogHandle::from_json(json), Ok(fixture()));
+        if HANDLE_VERSION == 1 {
+            assert_eq!(fixture().to_bytes(), bytes);
+            assert_eq!(fixture().to_json(), json.trim_end());
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        assert!(make(5, 5, vec![]).unwrap().is_empty());
+        assert_invalid(make(6, 5, vec![]), "ends before");
+        assert_invalid(make(5, 6, vec![]), "extents end at 5, expected 6");
+        assert_invalid(make(0, 5, vec![extent("a", 1, 5)]), "begins at 1, expected 0");
+        assert_invalid(make(0, 5, vec![extent("a", 0, 4)]), "end at 4, expected 5");
+        assert_invalid(make(0, 5, vec![extent("a", 0, 6)]), "end at 6, expected 5");
+        assert_invalid(make(0, 5, vec![extent("a", 0, 3), extent("b", 4, 5)]), "begins at 4, expected 3");
+        assert_invalid(make(0, 5, vec![extent("a", 0, 0), extent("b", 0, 5)]), "holds no change");
+        assert_invalid(make(0, 5, vec![extent("", 0, 5)]), "name is empty");
+        assert_invalid(make(0, 5, vec![extent(&"x".repeat(1025), 0, 5)]), "longer than 1024");
+        let bad_footer = |footer| vec![Extent { footer, ..extent("a", 0, 5) }];
+        assert_invalid(make(0, 5, bad_footer(7..7)), "footer");
+        assert_invalid(make(0, 5, bad_footer(7..(1 << 20) + 1)), "footer");
+        let other = Extent { token: 1, ..extent("a", 3, 5) };
+        assert_invalid(make(0, 5, vec![extent("a", 0, 3), other]), "described in two ways");
+        let many = (0..=EXTENTS_MAX as u64).map(|at| extent("a", at, at + 1)).collect();
+        assert_invalid(make(0, EXTENTS_MAX as u64 + 1, many), "more than 65536 extents");
+        let long = (0..20_000).map(|at| extent(&format!("{at:01000}"), at, at + 1)).collect();
+        assert_invalid(make(0, 20_000, long), "more than 16777216");
+    }
+
+    #[test]
+    fn every_object_is_listed_once() {
+        let handle = fixture();
+        let objects: Vec<_> = handle.objects().map(|(_, object)| object).collect();
+        assert_eq!(objects, ["orders/000001-a", "orders/000002-b", "orders/000003-ü\""]);
+    }
+
+    #[test]
+    fn every_bit_flip_and_truncation_of_the_bytes_is_detected() {
+        let bytes = fixture().to_bytes();
+        for len in 0..bytes.len() {
+            let expected = if len == 0 { HandleError::NotAHandle } else { HandleError::Truncated };
+            assert_eq!(ChangelogHandle::from_bytes(&bytes[..len]), Err(expected), "cut at {len}");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(ChangelogHandle::from_bytes(&flipped).is_err(), "bit {bit}");
+        }
+        assert_invalid(ChangelogHandle::from_bytes(&[&bytes[..], &[0]].concat()), "after its end");
+    }
+
+    #[test]
+    fn foreign_and_newer_input_is_named() {
+        for foreign in [&b""[..], b"not a handle at all", &[0; 100]] {
+            assert_eq!(ChangelogHandle::from_bytes(foreign), Err(HandleError::NotAHandle));
+        }
+        for foreign in ["", "hello", "[1]", "{}", "null", r#"{"format":"x"}"#] {
+            assert_eq!(ChangelogHandle::from_json(foreign), Err(HandleError::NotAHandle), "{foreign}");
+        }
+        let newer = HandleError::NewerVersion { found: 7, known: HANDLE_VERSION };
+        let mut bytes = fixture().to_bytes();
+        bytes[8] = 7;
+        assert_eq!(ChangelogHandle::from_bytes(&bytes), Err(newer.clone()));
+        let json = fixture().to_json().replace(r#""version":1"#, r#""version":7"#);
+        assert_eq!(ChangelogHandle::from_json(&json), Err(newer));
+    }
+
+    proptest! {
+        #[test]
+        fn handles_come_back_from_both_forms(
+            name in "\\PC{0,40}",
+            from in prop_oneof![Just(0), any::<u32>().prop_map(u64::from), 1u64 << 53..1 << 62],
+            lens in proptest::collection::vec((1u64..1 << 40, 0u8..4, any::<u64>()), 0..20),
+        ) {
+            let mut next = from;
+            let mut extents = Vec::new();
+            for (index, (len, bucket, token)) in lens.into_iter().enumerate() {
+                let mut extent = extent(&format!("o-{index}"), next, next + len);
+                extent.bucket = format!("s3://b{bucket}");
+                extent.token = token;
+                next += len;
+                extents.push(extent);
+            }
+            let handle = ChangelogHandle::new(
+                LogId(u128::from(from) << 60), name, KeyGroupRange::ALL, SequenceNumber(from), SequenceNumber(next),
+                extents,
+            ).unwrap();
+            prop_assert_eq!(ChangelogHandle::from_bytes(&handle.to_bytes()), Ok(handle.clone()));
+            prop_assert_eq!(ChangelogHandle::from_json(&handle.to_json()), Ok(handle));
+        }
+
+        /// A right checksum over wrong contents: what a decoder meets after a fault in another program.
+        #[test]
+        fn arbitrary_bodies_are_refused_or_consistent(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let mut bytes = HANDLE_MAGIC.to_vec();
+            bytes.extend_from_slice(&HANDLE_VERSION.to_le_bytes());
+            bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(&body);
+            let checksum = xxh3_64(&bytes);
+            bytes.extend_from_slice(&checksum.to_le_bytes());
+            if let Ok(handle) = ChangelogHandle::from_bytes(&bytes) {
+                prop_assert_eq!(handle.check(), Ok(()));
+            }
+        }
+    }
 }

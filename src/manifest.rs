@@ -1,7 +1,8 @@
-//! What blocks alone cannot tell about a local directory: its manifest's records, and the state that they add up to.
+//! What blocks alone cannot tell about a local directory: the records of its manifest.
 //!
-//! Pure. The file that holds the records, its framing and its checksums belong to `io/src/directory.rs`; what may be
-//! released or deleted, and when, is decided in `retention.rs` and only recorded here.
+//! Pure. What the records add up to is in `manifest/state.rs`. The file that holds the records, its framing and its
+//! checksums belong to `io/src/directory.rs`; what may be released or deleted, and when, is decided in `retention.rs`
+//! and only recorded here.
 //!
 //! A record is applied to the live state first and appended to the file only if the state took it, so that a manifest
 //! never holds a record that its own replay refuses. A record must be durable before what it announces is done.
@@ -9,8 +10,11 @@
 //! A record is a tag byte and its fields: integers without a width are LEB128, fixed ones little-endian, a text is its
 //! length and its UTF-8. Tags are never used again; a record with an unknown tag comes from a newer program.
 
-use std::collections::BTreeMap;
+mod state;
+
 use std::ops::Range;
+
+pub use state::{Cut, LogExtent, LogState, ManifestState, OpenUpload};
 
 use crate::fields::{FieldError, FieldReader, put_text, put_varint};
 use crate::handle::{BUCKET_BYTES_MAX, LOG_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
@@ -391,393 +395,126 @@ impl From<FieldError> for ManifestError {
     }
 }
 
-/// What is known of one log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogState {
-    /// Its name.
-    pub name: String,
-    /// Its key groups.
-    pub key_groups: KeyGroupRange,
-    /// The first change that is needed.
-    pub truncated: SequenceNumber,
-    /// The end of what a complete checkpoint holds.
-    pub confirmed: SequenceNumber,
-    /// Whether it gets no more changes.
-    pub closed: bool,
-    /// Where its changes are in objects that are still needed for them: sorted, not overlapping. There are gaps where
-    /// an object is not complete yet.
-    pub extents: Vec<LogExtent>,
-}
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
 
-/// The changes `[first, end)` of a log in one object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogExtent {
-    /// The first change, inclusive.
-    pub first: SequenceNumber,
-    /// The end, exclusive.
-    pub end: SequenceNumber,
-    /// The name of the object.
-    pub object: String,
-}
+    use super::*;
 
-/// An upload that is neither complete nor known to be gone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpenUpload {
-    /// The URL of its bucket.
-    pub bucket: String,
-    /// Its token.
-    pub token: u64,
-}
+    /// The records in tests/fixtures/manifest-v1.bin, each after its length as u32. Never change them, only add.
+    fn fixture() -> Vec<ManifestRecord> {
+        let (log, object) = (LogId(0x0123_4567_89ab_cdef << 64 | 5), "orders/000001-a".to_owned());
+        let bucket = "file:///var/lib/checkpoints".to_owned();
+        let range = |first, end| LogRange { log, first: SequenceNumber(first), end: SequenceNumber(end) };
+        vec![
+            ManifestRecord::Opened { session: 0xfeed_0000_0000_0001, next_epoch: 1, next_number: 300 },
+            ManifestRecord::SegmentAcquired { segment: 1, epoch: 1 },
+            ManifestRecord::SegmentAcquired { segment: u32::MAX, epoch: 1 << 40 },
+            ManifestRecord::SegmentReleased { segment: 1, epoch: 1 },
+            ManifestRecord::Cut { epoch_below: 1 << 41, number: 17_000 },
+            ManifestRecord::LogCreated {
+                log,
+                name: "örders".to_owned(),
+                key_groups: KeyGroupRange::new(64, 300).unwrap(),
+            },
+            ManifestRecord::LogTruncated { log, to: SequenceNumber(9) },
+            ManifestRecord::LogConfirmed { log, to: SequenceNumber(1_000_000) },
+            ManifestRecord::LogClosed { log },
+            ManifestRecord::UploadOpened { bucket: bucket.clone(), object: object.clone(), token: 0xbeef },
+            ManifestRecord::ObjectCompleted(CompletedObject {
+                bucket,
+                object: object.clone(),
+                token: 0xbeef,
+                object_bytes: 5_000_000_000,
+                footer: 4_999_999_000..5_000_000_000,
+                blocks_end: 700,
+                ranges: vec![range(0, 10), range(20, 1 << 50)],
+            }),
+            ManifestRecord::UploadAbandoned { object: object.clone() },
+            ManifestRecord::ObjectDeleted { object },
+            ManifestRecord::LogForgotten { log },
+        ]
+    }
 
-/// What a directory's records add up to.
-///
-/// Invariants:
-/// 1. a segment is in use at most once; every epoch in use is below `next_epoch` and unique;
-/// 2. cuts are sorted by both their fields, and each concerns a segment in use;
-/// 3. the extents of a log and the ranges of the objects are the same set, without those that were truncated;
-/// 4. an object is open or complete, never both;
-/// 5. replaying [`snapshot`](Self::snapshot) gives an equal state.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ManifestState {
-    session: u64,
-    next_epoch: u64,
-    next_number: u64,
-    segments: BTreeMap<u32, u64>,
-    cuts: Vec<Cut>,
-    logs: BTreeMap<LogId, LogState>,
-    uploads: BTreeMap<String, OpenUpload>,
-    objects: BTreeMap<String, CompletedObject>,
-}
+    #[test]
+    fn the_fixture_decodes_for_ever() {
+        let mut bytes = &include_bytes!("../tests/fixtures/manifest-v1.bin")[..];
+        for expected in fixture() {
+            let (len_bytes, rest) = bytes.split_first_chunk().unwrap();
+            let (record, rest) = rest.split_at(u32::from_le_bytes(*len_bytes) as usize);
+            assert_eq!(ManifestRecord::decode(record), Ok(expected.clone()));
+            assert_eq!(expected.encode(), record);
+            bytes = rest;
+        }
+        assert!(bytes.is_empty());
+    }
 
-/// Blocks of epochs below `epoch_below` count only if their number is below `number`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// The first epoch that the cut does not concern.
-    pub epoch_below: u64,
-    /// The first block number that does not count.
-    pub number: u64,
-}
+    #[test]
+    fn records_have_one_encoding_and_no_prefix_or_extension_of_it() {
+        for record in fixture() {
+            let bytes = record.encode();
+            for len in 0..bytes.len() {
+                let cut = ManifestRecord::decode(&bytes[..len]);
+                assert!(matches!(cut, Err(ManifestError::Truncated(_))), "{record:?} cut at {len}: {cut:?}");
+            }
+            let extended = [&bytes[..], &[0]].concat();
+            assert_eq!(
+                ManifestRecord::decode(&extended),
+                Err(ManifestError::Invalid("length")),
+                "{record:?}"
+            );
+        }
+    }
 
-impl ManifestState {
-    /// The state that `records` add up to.
-    ///
-    /// # Errors
-    /// The first record that does not decode or contradicts the ones before it.
-    pub fn replay<'a>(records: impl IntoIterator<Item = &'a [u8]>) -> Result<ManifestState, ManifestError> {
-        let mut state = ManifestState::default();
+    #[test]
+    fn unknown_kinds_are_newer() {
+        for tag in TAG_OBJECT_DELETED + 1..=u8::MAX {
+            assert_eq!(ManifestRecord::decode(&[tag, 1, 2, 3]), Err(ManifestError::NewerRecord { tag }));
+        }
+        assert_eq!(ManifestRecord::decode(&[0, 1, 2, 3]), Err(ManifestError::Invalid("kind")));
+    }
+
+    #[test]
+    fn counts_are_bounded_before_allocation() {
+        let mut object = CompletedObject {
+            bucket: "b".to_owned(),
+            object: "o".to_owned(),
+            token: 0,
+            object_bytes: 9,
+            footer: 1..9,
+            blocks_end: 0,
+            ranges: Vec::new(),
+        };
+        let mut bytes = ManifestRecord::ObjectCompleted(object.clone()).encode();
+        assert_eq!(bytes.pop(), Some(0), "the number of ranges comes last");
+        let mut many = bytes.clone();
+        put_varint(&mut many, RANGES_PER_RECORD_MAX as u64 + 1);
+        assert_eq!(ManifestRecord::decode(&many), Err(ManifestError::Invalid("number of ranges")));
+        put_varint(&mut bytes, RANGES_PER_RECORD_MAX as u64);
+        assert_eq!(ManifestRecord::decode(&bytes), Err(ManifestError::Truncated("number of ranges")));
+
+        let range =
+            |at: u64| LogRange { log: LogId(1), first: SequenceNumber(at), end: SequenceNumber(u64::MAX) };
+        object.ranges = (0..2 * RANGES_PER_RECORD_MAX as u64 + 1).map(range).collect();
+        let records = ManifestRecord::completed(object);
+        assert_eq!(records.len(), 3);
         for record in records {
-            state.apply(ManifestRecord::decode(record)?)?;
-        }
-        Ok(state)
-    }
-
-    /// Adds a record.
-    ///
-    /// # Errors
-    /// [`ManifestError::Inconsistent`] or [`ManifestError::Invalid`]; the state is unchanged then.
-    pub fn apply(&mut self, record: ManifestRecord) -> Result<(), ManifestError> {
-        match self.check(&record) {
-            Ok(()) => {
-                self.take(record);
-                Ok(())
-            }
-            Err(Refusal::Invalid(what)) => Err(ManifestError::Invalid(what)),
-            Err(Refusal::Inconsistent(reason)) => {
-                let mut record = format!("{record:?}");
-                if let Some((end, _)) = record.char_indices().nth(400) {
-                    record.truncate(end);
-                    record.push('…');
-                }
-                Err(ManifestError::Inconsistent { record, reason })
-            }
+            let bytes = record.encode();
+            assert!(bytes.len() < 1 << 20, "{}", bytes.len());
+            assert_eq!(ManifestRecord::decode(&bytes), Ok(record));
         }
     }
 
-    /// The fewest records that add up to this state, for a manifest that is written anew.
-    #[must_use]
-    pub fn snapshot(&self) -> Vec<ManifestRecord> {
-        let mut records = Vec::new();
-        let mut segments: Vec<_> = self.segments.iter().map(|(&segment, &epoch)| (epoch, segment)).collect();
-        segments.sort_unstable();
-        records.extend(
-            segments.into_iter().map(|(epoch, segment)| ManifestRecord::SegmentAcquired { segment, epoch }),
-        );
-        records.extend(
-            self.cuts.iter().map(|&Cut { epoch_below, number }| ManifestRecord::Cut { epoch_below, number }),
-        );
-        // After the segments: it raises the epoch above theirs.
-        records.push(ManifestRecord::Opened {
-            session: self.session,
-            next_epoch: self.next_epoch,
-            next_number: self.next_number,
-        });
-        for (&log, state) in &self.logs {
-            let LogState { name, key_groups, truncated, confirmed, closed, extents: _ } = state;
-            records.push(ManifestRecord::LogCreated { log, name: name.clone(), key_groups: *key_groups });
-            if *truncated > SequenceNumber::ZERO {
-                records.push(ManifestRecord::LogTruncated { log, to: *truncated });
-            }
-            if *confirmed > SequenceNumber::ZERO {
-                records.push(ManifestRecord::LogConfirmed { log, to: *confirmed });
-            }
-            if *closed {
-                records.push(ManifestRecord::LogClosed { log });
-            }
-        }
-        for object in self.objects.values() {
-            records.extend(ManifestRecord::completed(object.clone()));
-        }
-        for (object, OpenUpload { bucket, token }) in &self.uploads {
-            let (bucket, object, token) = (bucket.clone(), object.clone(), *token);
-            records.push(ManifestRecord::UploadOpened { bucket, object, token });
-        }
-        records
-    }
-
-    /// The latest use of the directory; 0 if it was never opened.
-    #[must_use]
-    pub fn session(&self) -> u64 {
-        self.session
-    }
-
-    /// The lowest epoch that a segment may be given.
-    #[must_use]
-    pub fn next_epoch(&self) -> u64 {
-        self.next_epoch
-    }
-
-    /// A lower bound of the next block's number; the blocks themselves may say more.
-    #[must_use]
-    pub fn next_number(&self) -> u64 {
-        self.next_number
-    }
-
-    /// The segments in use, and the epoch of that use.
-    #[must_use]
-    pub fn segments(&self) -> &BTreeMap<u32, u64> {
-        &self.segments
-    }
-
-    /// The cuts that concern segments in use.
-    #[must_use]
-    pub fn cuts(&self) -> &[Cut] {
-        &self.cuts
-    }
-
-    /// The first block number that does not count in a segment of `epoch`, if there is one.
-    #[must_use]
-    pub fn number_limit(&self, epoch: u64) -> Option<u64> {
-        // Cuts are sorted by both fields, so the first that concerns the epoch is the strictest.
-        self.cuts.iter().find(|cut| epoch < cut.epoch_below).map(|cut| cut.number)
-    }
-
-    /// All logs that are not forgotten.
-    #[must_use]
-    pub fn logs(&self) -> &BTreeMap<LogId, LogState> {
-        &self.logs
-    }
-
-    /// The uploads that are neither complete nor abandoned, by the name of their object.
-    #[must_use]
-    pub fn uploads(&self) -> &BTreeMap<String, OpenUpload> {
-        &self.uploads
-    }
-
-    /// The completed objects that are not deleted, by name. Their ranges are only those that a log still needs.
-    #[must_use]
-    pub fn objects(&self) -> &BTreeMap<String, CompletedObject> {
-        &self.objects
-    }
-
-    /// The completed objects that no log needs: to be deleted.
-    pub fn unreferenced_objects(&self) -> impl Iterator<Item = &CompletedObject> {
-        self.objects.values().filter(|object| object.ranges.is_empty())
-    }
-
-    fn check(&self, record: &ManifestRecord) -> Result<(), Refusal> {
-        match record {
-            ManifestRecord::Opened { next_epoch, next_number, .. } => {
-                ensure(*next_epoch >= self.next_epoch, "epochs only grow")?;
-                ensure(*next_number >= self.next_number, "block numbers only grow")
-            }
-            ManifestRecord::SegmentAcquired { segment, epoch } => {
-                ensure(!self.segments.contains_key(segment), "the segment is in use")?;
-                ensure(*epoch >= self.next_epoch && *epoch < u64::MAX, "epochs only grow")
-            }
-            ManifestRecord::SegmentReleased { segment, epoch } => {
-                ensure(self.segments.get(segment) == Some(epoch), "the segment is not in use with that epoch")
-            }
-            ManifestRecord::Cut { epoch_below, number } => {
-                let last = self.cuts.last();
-                ensure(last.is_none_or(|last| *epoch_below >= last.epoch_below), "cuts only go up")?;
-                ensure(last.is_none_or(|last| *number >= last.number), "cuts only go up")
-            }
-            ManifestRecord::LogCreated { log, name, .. } => {
-                valid(name.len() <= LOG_NAME_BYTES_MAX, "name")?;
-                ensure(!self.logs.contains_key(log), "the log exists")
-            }
-            ManifestRecord::LogTruncated { log, to } => {
-                ensure(*to >= self.log(log)?.truncated, "more was truncated before")
-            }
-            ManifestRecord::LogConfirmed { log, to } => {
-                ensure(*to >= self.log(log)?.confirmed, "more was confirmed before")
-            }
-            ManifestRecord::LogClosed { log } => ensure(!self.log(log)?.closed, "the log is closed"),
-            ManifestRecord::LogForgotten { log } => {
-                ensure(self.log(log)?.extents.is_empty(), "objects still hold changes of the log")
-            }
-            ManifestRecord::UploadOpened { bucket, object, .. } => {
-                check_object_name(bucket, object)?;
-                ensure(!self.uploads.contains_key(object), "the upload is open")?;
-                ensure(!self.objects.contains_key(object), "the object is complete")
-            }
-            ManifestRecord::ObjectCompleted(completed) => self.check_completed(completed),
-            ManifestRecord::UploadAbandoned { object } => {
-                ensure(self.uploads.contains_key(object), "the upload is not open")
-            }
-            ManifestRecord::ObjectDeleted { object } => {
-                let known = self.objects.get(object);
-                ensure(known.is_some(), "there is no such object")?;
-                ensure(known.is_some_and(|known| known.ranges.is_empty()), "a log still needs the object")
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_decode_to_what_encodes_to_them(
+            tag in 0u8..16,
+            rest in proptest::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..120),
+        ) {
+            let bytes = [&[tag][..], &rest].concat();
+            if let Ok(record) = ManifestRecord::decode(&bytes) {
+                prop_assert_eq!(record.encode(), bytes);
             }
         }
     }
-
-    fn check_completed(&self, completed: &CompletedObject) -> Result<(), Refusal> {
-        let CompletedObject { bucket, object, token, object_bytes, footer, blocks_end, ranges } = completed;
-        check_object_name(bucket, object)?;
-        valid(!footer.is_empty() && footer.end <= *object_bytes, "footer")?;
-        valid(ranges.len() <= RANGES_PER_RECORD_MAX, "number of ranges")?;
-        if let Some(upload) = self.uploads.get(object) {
-            ensure((&upload.bucket, &upload.token) == (bucket, token), "the upload was opened otherwise")?;
-        }
-        if let Some(known) = self.objects.get(object) {
-            let same = (&known.bucket, &known.token, &known.object_bytes, &known.footer, &known.blocks_end)
-                == (bucket, token, object_bytes, footer, blocks_end);
-            ensure(same, "the object was completed otherwise")?;
-        }
-        let mut sorted = ranges.clone();
-        sorted.sort_unstable();
-        for range in &sorted {
-            valid(range.first < range.end, "range")?;
-            let log = self.log(&range.log)?;
-            let next = log.extents.partition_point(|extent| extent.end <= range.first);
-            let free = log.extents.get(next).is_none_or(|extent| extent.first >= range.end);
-            ensure(free, "another object holds these changes")?;
-        }
-        let apart = |pair: &[LogRange]| pair[0].log != pair[1].log || pair[0].end <= pair[1].first;
-        ensure(sorted.windows(2).all(apart), "its ranges overlap")
-    }
-
-    fn log(&self, log: &LogId) -> Result<&LogState, Refusal> {
-        self.logs.get(log).ok_or(Refusal::Inconsistent("there is no such log"))
-    }
-
-    /// Adds a record that was checked.
-    fn take(&mut self, record: ManifestRecord) {
-        match record {
-            ManifestRecord::Opened { session, next_epoch, next_number } => {
-                (self.session, self.next_epoch, self.next_number) = (session, next_epoch, next_number);
-            }
-            ManifestRecord::SegmentAcquired { segment, epoch } => {
-                self.segments.insert(segment, epoch);
-                self.next_epoch = epoch + 1;
-            }
-            ManifestRecord::SegmentReleased { segment, .. } => {
-                self.segments.remove(&segment);
-                self.drop_spent_cuts();
-            }
-            ManifestRecord::Cut { epoch_below, number } => {
-                let cut = Cut { epoch_below, number };
-                // Of two cuts for the same epochs the earlier is the stricter.
-                if self.cuts.last().is_none_or(|last| last.epoch_below < epoch_below) {
-                    self.cuts.push(cut);
-                }
-                self.next_epoch = self.next_epoch.max(epoch_below);
-                self.next_number = self.next_number.max(number);
-                self.drop_spent_cuts();
-            }
-            ManifestRecord::LogCreated { log, name, key_groups } => {
-                let (truncated, confirmed) = (SequenceNumber::ZERO, SequenceNumber::ZERO);
-                let state =
-                    LogState { name, key_groups, truncated, confirmed, closed: false, extents: Vec::new() };
-                self.logs.insert(log, state);
-            }
-            ManifestRecord::LogTruncated { log, to } => self.truncate(log, to),
-            ManifestRecord::LogConfirmed { log, to } => self.log_mut(log).confirmed = to,
-            ManifestRecord::LogClosed { log } => self.log_mut(log).closed = true,
-            ManifestRecord::LogForgotten { log } => {
-                self.logs.remove(&log);
-            }
-            ManifestRecord::UploadOpened { bucket, object, token } => {
-                self.uploads.insert(object, OpenUpload { bucket, token });
-            }
-            ManifestRecord::ObjectCompleted(completed) => self.complete(completed),
-            ManifestRecord::UploadAbandoned { object } => {
-                self.uploads.remove(&object);
-            }
-            ManifestRecord::ObjectDeleted { object } => {
-                self.objects.remove(&object);
-            }
-        }
-    }
-
-    fn drop_spent_cuts(&mut self) {
-        let oldest = self.segments.values().min().copied();
-        self.cuts.retain(|cut| oldest.is_some_and(|oldest| oldest < cut.epoch_below));
-    }
-
-    fn truncate(&mut self, log: LogId, to: SequenceNumber) {
-        let state = self.log_mut(log);
-        state.truncated = to;
-        let spent = state.extents.partition_point(|extent| extent.end <= to);
-        let spent: Vec<LogExtent> = state.extents.drain(..spent).collect();
-        for extent in spent {
-            let object = self.objects.get_mut(&extent.object).expect("invariant 3");
-            object.ranges.retain(|range| (range.log, range.first) != (log, extent.first));
-        }
-    }
-
-    fn complete(&mut self, mut completed: CompletedObject) {
-        self.uploads.remove(&completed.object);
-        completed.ranges.retain(|range| range.end > self.logs[&range.log].truncated);
-        for range in &completed.ranges {
-            let extents = &mut self.log_mut(range.log).extents;
-            let index = extents.partition_point(|extent| extent.end <= range.first);
-            let object = completed.object.clone();
-            extents.insert(index, LogExtent { first: range.first, end: range.end, object });
-        }
-        match self.objects.get_mut(&completed.object) {
-            Some(known) => {
-                known.ranges.append(&mut completed.ranges);
-                known.ranges.sort_unstable();
-            }
-            None => {
-                completed.ranges.sort_unstable();
-                self.objects.insert(completed.object.clone(), completed);
-            }
-        }
-    }
-
-    fn log_mut(&mut self, log: LogId) -> &mut LogState {
-        self.logs.get_mut(&log).expect("checked before")
-    }
-}
-
-enum Refusal {
-    Invalid(&'static str),
-    Inconsistent(&'static str),
-}
-
-fn valid(holds: bool, what: &'static str) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal::Invalid(what)) }
-}
-
-fn ensure(holds: bool, reason: &'static str) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal::Inconsistent(reason)) }
-}
-
-fn check_object_name(bucket: &str, object: &str) -> Result<(), Refusal> {
-    valid(!bucket.is_empty() && bucket.len() <= BUCKET_BYTES_MAX, "bucket")?;
-    valid(!object.is_empty() && object.len() <= OBJECT_NAME_BYTES_MAX, "object name")
 }
