@@ -4,6 +4,7 @@
 //! alone.
 
 pub mod aligned;
+pub mod directory;
 pub mod disk;
 pub mod ring;
 pub mod segment;

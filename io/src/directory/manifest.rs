@@ -1,0 +1,639 @@
+//! The manifest file: opaque records, appended durably in batches, or written anew at once.
+//!
+//! ```text
+//! header  magic 8 | version u32 | zero u32 | directory id u64 | intact bytes u64 | xxh3-64 of these
+//! batch   payload bytes u32 | index u64 | xxh3-64 over directory id, payload bytes, index, payload | payload
+//! payload records: length u32, bytes
+//! ```
+//! All numbers are little-endian. A batch is one append, so it is there whole or torn; the next is appended only after
+//! it was durable. Hence a bad batch that another follows, or one among the `intact bytes` written at once, is damage,
+//! and any other is the torn end of an append that nobody was told of.
+
+use std::io;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+
+use crate::disk::Files;
+
+/// Name of the manifest's file.
+pub const MANIFEST_NAME: &str = "MANIFEST";
+
+const MAGIC: [u8; 8] = *b"tidelogM";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 40;
+const BATCH_HEADER_BYTES: usize = 20;
+const RECORD_LEN_BYTES: usize = 4;
+const RECORD_BYTES_MAX: usize = 1 << 20;
+const PAYLOAD_BYTES_MAX: usize = 4 << 20;
+const FILE_BYTES_MAX: usize = 1 << 30;
+/// How many times a checksum is tried, at most, in the search for a batch behind a bad one.
+const CANDIDATES_MAX: usize = 1024;
+
+/// Why a manifest cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// Not the file that was expected.
+    #[error(
+        "{MANIFEST_NAME} is not a tidelog manifest (it starts with {found:02x?}): choose another directory"
+    )]
+    Foreign {
+        /// Its first bytes.
+        found: [u8; 8],
+    },
+    /// Written by a later release.
+    #[error(
+        "{MANIFEST_NAME} has format version {found}, this release knows up to {known}: use a newer release"
+    )]
+    NewerVersion {
+        /// Its version.
+        found: u32,
+        /// The newest known version.
+        known: u32,
+    },
+    /// Damaged where no crash can have damaged it.
+    #[error(
+        "{MANIFEST_NAME} is damaged at byte {offset}: {what}; restore the directory, or start with an empty one"
+    )]
+    Corrupt {
+        /// Where.
+        offset: u64,
+        /// In which way.
+        what: &'static str,
+    },
+    /// The file system failed.
+    #[error("cannot {action} {MANIFEST_NAME}: {source}")]
+    Io {
+        /// What was to be done.
+        action: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// What a manifest file holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManifestContent {
+    /// The directory it belongs to.
+    pub directory_id: u64,
+    /// The records, oldest first.
+    pub records: Vec<Vec<u8>>,
+    /// Length of the part written at once, in bytes.
+    pub intact_bytes: u64,
+    /// Length of the file in bytes, without a torn append at its end.
+    pub len_bytes: u64,
+    /// Length of a torn append at the end, in bytes; 0 if there is none.
+    pub torn_bytes: u64,
+    /// Batches, the torn one not among them.
+    batches: u64,
+}
+
+/// An open manifest. There is one per directory; the directory's lock keeps others away.
+///
+/// Invariants:
+/// 1. Every record whose `append` or `rewrite` returned `Ok` is in the file until a `rewrite` leaves it out.
+/// 2. After a failed `append` or `rewrite` nothing is appended before a `rewrite` succeeds: where the file ends is not
+///    known.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use tidelog_io::directory::{Directory, Manifest};
+/// # let home = tempfile::tempdir().unwrap();
+/// # let directory = Directory::open(home.path()).unwrap();
+/// let mut manifest = Manifest::create(directory.files(), 7)?;
+/// manifest.append(&[b"one", b"two"])?;
+/// drop(manifest);
+/// let (manifest, records) = Manifest::open(directory.files()).unwrap();
+/// assert_eq!(manifest.directory_id(), 7);
+/// assert_eq!(records, [b"one", b"two"]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct Manifest {
+    files: Arc<dyn Files>,
+    directory_id: u64,
+    batches: u64,
+    len_bytes: u64,
+    poisoned: bool,
+}
+
+impl Manifest {
+    /// Makes the manifest of a new directory.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if there is one; otherwise what the file system says.
+    pub fn create(files: Arc<dyn Files>, directory_id: u64) -> io::Result<Self> {
+        if Self::exists(&*files)? {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                format!("{MANIFEST_NAME} exists already"),
+            ));
+        }
+        let mut manifest = Self { files, directory_id, batches: 0, len_bytes: 0, poisoned: true };
+        manifest.rewrite::<&[u8]>(&[])?;
+        Ok(manifest)
+    }
+
+    /// Whether a directory has a manifest.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    pub fn exists(files: &dyn Files) -> io::Result<bool> {
+        Ok(files.list()?.iter().any(|(name, _)| name == MANIFEST_NAME))
+    }
+
+    /// Opens a manifest and returns its records, oldest first. A torn end is dropped, from the file too.
+    ///
+    /// # Errors
+    /// See [`ManifestError`]; the file is as it was then.
+    pub fn open(files: Arc<dyn Files>) -> Result<(Self, Vec<Vec<u8>>), ManifestError> {
+        let content = Self::inspect(&*files)?;
+        let ManifestContent { directory_id, records, batches, torn_bytes, .. } = content;
+        let mut manifest =
+            Self { files, directory_id, batches, len_bytes: content.len_bytes, poisoned: torn_bytes > 0 };
+        if torn_bytes > 0 {
+            tracing::warn!(torn_bytes, "{MANIFEST_NAME} ends with a torn append: dropped");
+            let rewritten = manifest.rewrite(&records);
+            rewritten.map_err(|source| ManifestError::Io { action: "rewrite", source })?;
+        }
+        Ok((manifest, records))
+    }
+
+    /// Reads a manifest without changing it.
+    ///
+    /// # Errors
+    /// See [`ManifestError`].
+    pub fn inspect(files: &dyn Files) -> Result<ManifestContent, ManifestError> {
+        let mut bytes = Vec::new();
+        loop {
+            let filled = bytes.len();
+            if filled > FILE_BYTES_MAX {
+                return Err(corrupt(filled, "it is longer than any manifest"));
+            }
+            bytes.resize(filled + (64 << 10).max(filled), 0);
+            let read = files
+                .read_at(MANIFEST_NAME, filled as u64, &mut bytes[filled..])
+                .map_err(|source| ManifestError::Io { action: "read", source })?;
+            bytes.truncate(filled + read);
+            if read == 0 {
+                return ManifestContent::decode(&bytes);
+            }
+        }
+    }
+
+    /// Adds records, all or none of them, and makes them durable.
+    ///
+    /// # Errors
+    /// `InvalidInput` if one record is longer than 1 MiB or all together than 4 MiB; nothing is changed. After any other
+    /// error the records may or may not be there, and every further append fails until [`rewrite`](Self::rewrite).
+    pub fn append(&mut self, records: &[impl AsRef<[u8]>]) -> io::Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        if self.poisoned {
+            return Err(io::Error::other(format!("{MANIFEST_NAME} must be rewritten after a failed write")));
+        }
+        let mut batch = Batches::new(self.directory_id, self.batches);
+        for record in records {
+            batch.push(record.as_ref())?;
+        }
+        let (bytes, batches) = batch.finish();
+        if batches != self.batches + 1 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "more records than one append may hold"));
+        }
+        self.poisoned = true;
+        self.files.append(MANIFEST_NAME, &bytes)?;
+        self.poisoned = false;
+        self.batches = batches;
+        self.len_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Replaces all records by these, at once. What is written so must be intact whenever it is read: any damage to it
+    /// is told from the torn end of an append.
+    ///
+    /// # Errors
+    /// `InvalidInput` as in [`append`](Self::append), but for the length of all together. After any other error the old
+    /// records or the new ones are there.
+    pub fn rewrite<R: AsRef<[u8]>>(&mut self, records: &[R]) -> io::Result<()> {
+        let mut content = Batches::new(self.directory_id, 0);
+        for record in records {
+            content.push(record.as_ref())?;
+        }
+        let (body, batches) = content.finish();
+        let len_bytes = (HEADER_BYTES + body.len()) as u64;
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&0u32.to_le_bytes());
+        bytes.extend_from_slice(&self.directory_id.to_le_bytes());
+        bytes.extend_from_slice(&len_bytes.to_le_bytes());
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        self.poisoned = true;
+        self.files.replace(MANIFEST_NAME, &bytes)?;
+        self.poisoned = false;
+        self.batches = batches;
+        self.len_bytes = len_bytes;
+        Ok(())
+    }
+
+    /// Length of the file in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// The directory it belongs to.
+    pub fn directory_id(&self) -> u64 {
+        self.directory_id
+    }
+
+    /// Whether a failed write has to be followed by a [`rewrite`](Self::rewrite).
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+}
+
+impl ManifestContent {
+    /// Decodes a manifest file.
+    ///
+    /// # Errors
+    /// See [`ManifestError`].
+    pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
+        let (directory_id, intact_bytes) = decode_header(bytes)?;
+        let Some(intact_end) = usize::try_from(intact_bytes).ok().filter(|end| *end <= bytes.len()) else {
+            return Err(corrupt(bytes.len(), "it ends too early"));
+        };
+        let mut records = Vec::new();
+        let mut batches = 0;
+        let mut offset = HEADER_BYTES;
+        while offset < bytes.len() {
+            let Some((index, payload)) = decode_batch(directory_id, &bytes[offset..]) else {
+                if offset < intact_end {
+                    return Err(corrupt(offset, "bad batch"));
+                }
+                if is_followed(directory_id, batches, &bytes[offset + 1..]) {
+                    return Err(corrupt(offset, "bad batch before a good one"));
+                }
+                break;
+            };
+            if index != batches {
+                return Err(corrupt(offset, "batch out of order"));
+            }
+            let end = offset + BATCH_HEADER_BYTES + payload.len();
+            if offset < intact_end && end > intact_end {
+                return Err(corrupt(offset, "batch across the end of the intact part"));
+            }
+            decode_records(payload, &mut records).map_err(|what| corrupt(offset, what))?;
+            batches += 1;
+            offset = end;
+        }
+        let torn_bytes = (bytes.len() - offset) as u64;
+        Ok(Self { directory_id, records, intact_bytes, len_bytes: offset as u64, torn_bytes, batches })
+    }
+}
+
+/// Encodes records into batches as long as they may be.
+struct Batches {
+    directory_id: u64,
+    index: u64,
+    bytes: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl Batches {
+    fn new(directory_id: u64, index: u64) -> Self {
+        Self { directory_id, index, bytes: Vec::new(), payload: Vec::new() }
+    }
+
+    fn push(&mut self, record: &[u8]) -> io::Result<()> {
+        if record.len() > RECORD_BYTES_MAX {
+            let message =
+                format!("record of {} bytes for {MANIFEST_NAME}: at most {RECORD_BYTES_MAX}", record.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        if self.payload.len() + RECORD_LEN_BYTES + record.len() > PAYLOAD_BYTES_MAX {
+            self.end_batch();
+        }
+        self.payload.extend_from_slice(&(record.len() as u32).to_le_bytes());
+        self.payload.extend_from_slice(record);
+        Ok(())
+    }
+
+    fn end_batch(&mut self) {
+        if self.payload.is_empty() {
+            return;
+        }
+        self.bytes.extend_from_slice(&(self.payload.len() as u32).to_le_bytes());
+        self.bytes.extend_from_slice(&self.index.to_le_bytes());
+        self.bytes.extend_from_slice(&checksum(self.directory_id, self.index, &self.payload).to_le_bytes());
+        self.bytes.append(&mut self.payload);
+        self.index += 1;
+    }
+
+    /// The bytes, and the index of the batch that would be next.
+    fn finish(mut self) -> (Vec<u8>, u64) {
+        self.end_batch();
+        (self.bytes, self.index)
+    }
+}
+
+/// Directory id and intact bytes.
+fn decode_header(bytes: &[u8]) -> Result<(u64, u64), ManifestError> {
+    let Some((header, _)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+        return Err(corrupt(bytes.len(), "it ends within its header"));
+    };
+    let magic: [u8; 8] = header[..8].try_into().expect("8 bytes");
+    if magic != MAGIC {
+        return Err(ManifestError::Foreign { found: magic });
+    }
+    let version = read_u32(&header[8..]);
+    if version > VERSION {
+        return Err(ManifestError::NewerVersion { found: version, known: VERSION });
+    }
+    if version != VERSION || xxh3_64(&header[..HEADER_BYTES - 8]) != read_u64(&header[HEADER_BYTES - 8..]) {
+        return Err(corrupt(0, "bad header"));
+    }
+    let intact_bytes = read_u64(&header[24..]);
+    if intact_bytes < HEADER_BYTES as u64 {
+        return Err(corrupt(0, "bad header"));
+    }
+    Ok((read_u64(&header[16..]), intact_bytes))
+}
+
+/// Index and payload of the batch that starts here, if a good one does.
+fn decode_batch(directory_id: u64, bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (index, payload, sum) = batch_at(bytes)?;
+    (checksum(directory_id, index, payload) == sum).then_some((index, payload))
+}
+
+/// Index, payload and checksum of what may be a batch.
+fn batch_at(bytes: &[u8]) -> Option<(u64, &[u8], u64)> {
+    let (header, rest) = bytes.split_first_chunk::<BATCH_HEADER_BYTES>()?;
+    let payload_len = read_u32(header) as usize;
+    if !(RECORD_LEN_BYTES..=PAYLOAD_BYTES_MAX).contains(&payload_len) {
+        return None;
+    }
+    Some((read_u64(&header[4..]), rest.get(..payload_len)?, read_u64(&header[12..])))
+}
+
+/// Whether a good batch with a greater index than `index` starts anywhere in `bytes`. A file made so that the search
+/// would take for ever counts as if there were one.
+fn is_followed(directory_id: u64, index: u64, bytes: &[u8]) -> bool {
+    let mut candidates = 0;
+    for start in 0..bytes.len() {
+        let Some((found, payload, sum)) = batch_at(&bytes[start..]) else { continue };
+        // No file holds more batches than this.
+        if found <= index || found - index > FILE_BYTES_MAX as u64 {
+            continue;
+        }
+        candidates += 1;
+        if candidates > CANDIDATES_MAX || checksum(directory_id, found, payload) == sum {
+            return true;
+        }
+    }
+    false
+}
+
+fn decode_records(mut payload: &[u8], records: &mut Vec<Vec<u8>>) -> Result<(), &'static str> {
+    while !payload.is_empty() {
+        let (len, rest) = payload.split_first_chunk::<RECORD_LEN_BYTES>().ok_or("record without a length")?;
+        let len = u32::from_le_bytes(*len) as usize;
+        if len > RECORD_BYTES_MAX {
+            return Err("record longer than any may be");
+        }
+        let record = rest.get(..len).ok_or("record across the end of its batch")?;
+        records.push(record.to_vec());
+        payload = &rest[len..];
+    }
+    Ok(())
+}
+
+fn checksum(directory_id: u64, index: u64, payload: &[u8]) -> u64 {
+    let mut hash = Xxh3Default::new();
+    hash.update(&directory_id.to_le_bytes());
+    hash.update(&(payload.len() as u32).to_le_bytes());
+    hash.update(&index.to_le_bytes());
+    hash.update(payload);
+    hash.digest()
+}
+
+fn corrupt(offset: usize, what: &'static str) -> ManifestError {
+    ManifestError::Corrupt { offset: offset as u64, what }
+}
+
+fn read_u32(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(*bytes.first_chunk().expect("4 bytes"))
+}
+
+fn read_u64(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(*bytes.first_chunk().expect("8 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// One file in memory; an append fails when `fail` is set, with some of its bytes written.
+    #[derive(Default)]
+    struct OneFile {
+        bytes: Mutex<Option<Vec<u8>>>,
+        fail: Mutex<Option<usize>>,
+    }
+
+    impl Files for OneFile {
+        fn list(&self) -> io::Result<Vec<(String, u64)>> {
+            let bytes = self.bytes.lock().unwrap();
+            Ok(bytes.iter().map(|bytes| (MANIFEST_NAME.to_string(), bytes.len() as u64)).collect())
+        }
+
+        fn create(&self, _: &str, _: u64) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        fn read_at(&self, _: &str, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+            let bytes = self.bytes.lock().unwrap();
+            let bytes = bytes.as_ref().ok_or(io::ErrorKind::NotFound)?;
+            let rest = &bytes[bytes.len().min(offset as usize)..];
+            let read = rest.len().min(buffer.len());
+            buffer[..read].copy_from_slice(&rest[..read]);
+            Ok(read)
+        }
+
+        fn append(&self, _: &str, bytes: &[u8]) -> io::Result<()> {
+            let mut all = self.bytes.lock().unwrap();
+            let all = all.as_mut().ok_or(io::ErrorKind::NotFound)?;
+            let written = self.fail.lock().unwrap().take();
+            all.extend_from_slice(&bytes[..written.unwrap_or(bytes.len())]);
+            written.map_or(Ok(()), |_| Err(io::Error::other("injected")))
+        }
+
+        fn replace(&self, _: &str, bytes: &[u8]) -> io::Result<()> {
+            *self.bytes.lock().unwrap() = Some(bytes.to_vec());
+            Ok(())
+        }
+
+        fn remove(&self, _: &str) -> io::Result<()> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    const RECORDS: [&[u8]; 4] = [b"first", b"", b"third record", &[0; 40]];
+
+    fn filled() -> (Arc<OneFile>, Manifest) {
+        let files = Arc::new(OneFile::default());
+        let manifest = Manifest::create(files.clone(), 0x1234).unwrap();
+        (files, manifest)
+    }
+
+    fn bytes(files: &OneFile) -> Vec<u8> {
+        files.bytes.lock().unwrap().clone().unwrap()
+    }
+
+    #[test]
+    fn records_come_back_in_order() {
+        let (files, mut manifest) = filled();
+        manifest.append(&RECORDS[..1]).unwrap();
+        manifest.append(&RECORDS[1..]).unwrap();
+        assert_eq!(manifest.len_bytes(), bytes(&files).len() as u64);
+        let (mut manifest, records) = Manifest::open(files.clone()).unwrap();
+        assert_eq!(records, RECORDS);
+        assert_eq!(manifest.directory_id(), 0x1234);
+        manifest.append(&[b"fifth"]).unwrap();
+        let (mut manifest, records) = Manifest::open(files.clone()).unwrap();
+        assert_eq!(records.len(), 5);
+        manifest.rewrite(&[b"only"]).unwrap();
+        manifest.append(&[b"after"]).unwrap();
+        assert_eq!(Manifest::open(files.clone()).unwrap().1, [&b"only"[..], b"after"]);
+        assert_eq!(Manifest::create(files, 1).err().unwrap().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn closed_manifest_shows_every_bit_flip_and_truncation() {
+        let (files, mut manifest) = filled();
+        manifest.rewrite(&RECORDS).unwrap();
+        let good = bytes(&files);
+        for len in 0..good.len() {
+            assert!(ManifestContent::decode(&good[..len]).is_err(), "cut to {len}");
+        }
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(ManifestContent::decode(&bad).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn torn_append_is_dropped_at_every_length() {
+        let (files, mut manifest) = filled();
+        manifest.append(&RECORDS[..2]).unwrap();
+        let durable = bytes(&files);
+        manifest.append(&RECORDS[2..]).unwrap();
+        let all = bytes(&files);
+        for len in durable.len() + 1..all.len() {
+            *files.bytes.lock().unwrap() = Some(all[..len].to_vec());
+            assert_eq!(Manifest::inspect(&*files).unwrap().torn_bytes, (len - durable.len()) as u64);
+            let (mut manifest, records) = Manifest::open(files.clone()).unwrap();
+            assert_eq!(records, RECORDS[..2]);
+            manifest.append(&[b"next"]).unwrap();
+            let content = Manifest::inspect(&*files).unwrap();
+            assert_eq!((content.records.len(), content.torn_bytes), (3, 0));
+        }
+    }
+
+    #[test]
+    fn damage_before_a_good_batch_is_no_torn_end() {
+        let (files, mut manifest) = filled();
+        manifest.append(&RECORDS[..2]).unwrap();
+        let start = bytes(&files).len();
+        manifest.append(&RECORDS[2..3]).unwrap();
+        let end = bytes(&files).len();
+        manifest.append(&RECORDS[3..]).unwrap();
+        let good = bytes(&files);
+        for bit in start * 8..end * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            match ManifestContent::decode(&bad) {
+                Err(ManifestError::Corrupt { offset, .. }) => assert_eq!(offset, start as u64),
+                other => panic!("bit {bit}: {other:?}"),
+            }
+        }
+        for bit in end * 8..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(ManifestContent::decode(&bad).unwrap().records, RECORDS[..3], "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn failed_append_is_followed_by_a_rewrite() {
+        let (files, mut manifest) = filled();
+        manifest.append(&[b"kept"]).unwrap();
+        *files.fail.lock().unwrap() = Some(7);
+        manifest.append(&[b"unknown"]).unwrap_err();
+        assert!(manifest.is_poisoned());
+        let before = bytes(&files);
+        manifest.append(&[b"refused"]).unwrap_err();
+        assert_eq!(bytes(&files), before);
+        manifest.rewrite(&[b"kept"]).unwrap();
+        manifest.append(&[b"next"]).unwrap();
+        assert_eq!(Manifest::open(files).unwrap().1, [b"kept", b"next"]);
+    }
+
+    #[test]
+    fn limits_are_checked_before_anything_changes() {
+        let (files, mut manifest) = filled();
+        let before = bytes(&files);
+        let longest = vec![1; RECORD_BYTES_MAX];
+        for records in [vec![vec![0; RECORD_BYTES_MAX + 1]], vec![longest.clone(); 4]] {
+            assert_eq!(manifest.append(&records).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+            assert_eq!(bytes(&files), before);
+        }
+        manifest.append(&[&longest]).unwrap();
+        manifest.rewrite(&vec![longest.clone(); 9]).unwrap();
+        assert_eq!(Manifest::open(files).unwrap().1, vec![longest; 9]);
+    }
+
+    #[test]
+    fn foreign_and_newer_files_are_named() {
+        let (files, _) = filled();
+        let good = bytes(&files);
+        let mut newer = good.clone();
+        newer[8] = 9;
+        assert!(matches!(
+            ManifestContent::decode(&newer),
+            Err(ManifestError::NewerVersion { found: 9, known: VERSION })
+        ));
+        let mut foreign = good;
+        foreign[..8].copy_from_slice(b"SQLite f");
+        let error = ManifestContent::decode(&foreign).unwrap_err();
+        assert!(matches!(error, ManifestError::Foreign { found } if &found == b"SQLite f"));
+        *files.bytes.lock().unwrap() = None;
+        assert!(matches!(Manifest::open(files), Err(ManifestError::Io { .. })));
+    }
+
+    #[test]
+    fn hostile_lengths_allocate_nothing() {
+        let (files, _) = filled();
+        let mut bad = bytes(&files);
+        bad.extend_from_slice(&u32::MAX.to_le_bytes());
+        bad.extend_from_slice(&[0xff; 400]);
+        let content = ManifestContent::decode(&bad).unwrap();
+        assert_eq!((content.records.len(), content.torn_bytes), (0, 404));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(tail: Vec<u8>, at in 0usize..60) {
+            let (files, mut manifest) = filled();
+            manifest.append(&RECORDS).unwrap();
+            let mut bad = bytes(&files);
+            let at = at.min(bad.len());
+            bad.splice(at.., tail.iter().copied());
+            let _ = ManifestContent::decode(&bad);
+            let _ = ManifestContent::decode(&tail);
+        }
+    }
+}
