@@ -6,6 +6,7 @@
 pub mod driver;
 pub mod object;
 mod pending;
+pub mod sim;
 pub mod store;
 
 pub use driver::{Driver, DriverError, DriverStats, ObjectUpload, Runtime};
