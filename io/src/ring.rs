@@ -46,8 +46,11 @@ use sync::{AtomicBool, AtomicU64, Memory, NOBODY, UnsafeCell};
 pub use wake::Bell;
 use wake::RoomWaiters;
 
-/// What the smallest lane holds, in bytes.
-pub const LANE_BYTES_MIN: usize = if cfg!(loom) { 128 } else { 4096 };
+/// What the smallest lane holds, in bytes. (Models need laps of a few frames.)
+pub const LANE_BYTES_MIN: usize = if cfg!(loom) { 64 } else { 4096 };
+
+/// How many of the largest frames a lane holds. Two would do for a frame to fit in every empty lane.
+const LANE_FRAMES_MIN: usize = if cfg!(loom) { 4 } else { 8 };
 
 /// How many bytes a producer commits between two looks at the bell (a quarter of a lane, if that is less).
 const RING_STEP_BYTES: u64 = 64 << 10;
@@ -157,7 +160,7 @@ impl Lane {
         Ok(Arc::new(Self {
             memory: Memory::new(capacity_bytes)?,
             capacity_bytes: capacity_bytes as u64,
-            value_len_max: capacity_bytes / 8 - HEADER_BYTES as usize,
+            value_len_max: capacity_bytes / LANE_FRAMES_MIN - HEADER_BYTES as usize,
             bell,
             owner: AtomicU64::new(NOBODY),
             has_consumer: AtomicBool::new(false),
