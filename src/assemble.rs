@@ -1,11 +1,15 @@
 //! The assembler: sorts the changes of a part's worth of blocks by log, key group and sequence number.
 //!
-//! A counting sort: a first walk over the frames counts, a second writes each change to its place. It knows nothing of
-//! uploads; the layout of what it writes is part.rs's.
+//! A counting sort in two walks over the frames: the first counts bytes and changes per (log, key group), which gives
+//! every changeset its place; the second writes each change behind its predecessor there. It knows nothing of uploads;
+//! what changesets and directories look like is part.rs's.
 
 use crate::block::{Block, BlockError};
-use crate::part::{Compression, PartId, Run};
+use crate::part::{self, Compression, PartId, Run};
+use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header, split_fragment_lead};
 use crate::types::{LogId, SequenceNumber};
+use crate::varint;
+use std::collections::HashMap;
 
 /// An assembled part.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,8 +21,28 @@ pub struct Part {
 }
 
 /// Assembles one part after another and keeps its scratch memory between them.
-#[derive(Debug, Default)]
-pub struct Assembler {}
+#[derive(Default)]
+pub struct Assembler {
+    /// Per slot of the block at hand: 1 + index into `logs`, or 0.
+    slots: Vec<u32>,
+    logs: Vec<Log>,
+    by_id: HashMap<LogId, u32>,
+    /// Pages of cells of all logs, back to back.
+    cells: Vec<Cell>,
+    /// What the first walk found out about each frame, for the second.
+    plan: Vec<Step>,
+    /// In the order of the plan: the deltas that do not fit into a step.
+    large_deltas: Vec<u64>,
+    changesets: Vec<Span>,
+    packer: part::Packer,
+    raw: Vec<u8>,
+}
+
+impl std::fmt::Debug for Assembler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Assembler").finish_non_exhaustive()
+    }
+}
 
 impl Assembler {
     /// An assembler without scratch memory yet.
@@ -42,7 +66,804 @@ impl Assembler {
         part: PartId,
         compression: Compression,
     ) -> Result<Part, BlockError> {
-        let _ = (blocks, keep_from, part, compression);
-        todo!()
+        self.reset();
+        self.count(blocks, keep_from)?;
+        let (mut runs, raw_len) = self.place();
+        let mut bytes = match compression {
+            Compression::None => Vec::new(),
+            Compression::Lz4 => std::mem::take(&mut self.raw),
+        };
+        bytes.resize(raw_len + SLACK_BYTES, 0);
+        self.scatter(blocks, &mut bytes);
+        bytes.truncate(raw_len);
+        match compression {
+            Compression::None => {
+                self.seal(&mut bytes, &runs, part);
+                Ok(Part { bytes, runs })
+            }
+            Compression::Lz4 => {
+                let packed = self.pack(&bytes, &mut runs, part);
+                self.raw = bytes;
+                Ok(Part { bytes: packed, runs })
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        // An earlier call may have failed half-way through a block.
+        self.slots.fill(0);
+        self.logs.clear();
+        self.by_id.clear();
+        self.cells.clear();
+        self.plan.clear();
+        self.large_deltas.clear();
+        self.changesets.clear();
+    }
+
+    /// The first walk: checks everything, counts, and leaves a plan for each frame.
+    fn count(
+        &mut self,
+        blocks: &[Block<'_>],
+        keep_from: &mut dyn FnMut(LogId) -> SequenceNumber,
+    ) -> Result<(), BlockError> {
+        let mut open = None;
+        for block in blocks {
+            self.enter(block, keep_from)?;
+            self.count_block(block, &mut open)?;
+            self.leave(block)?;
+            if block.header().continues != open.is_some() {
+                return Err(BlockError::Corrupt("its flag does not say whether the last change goes on"));
+            }
+        }
+        match open {
+            Some(Open { step: Step { cell: SKIP, .. }, .. }) | None => Ok(()),
+            Some(_) => Err(BlockError::Unfinished),
+        }
+    }
+
+    /// Learns which log each slot of the block means, and that each goes on where it stopped.
+    fn enter(
+        &mut self,
+        block: &Block<'_>,
+        keep_from: &mut dyn FnMut(LogId) -> SequenceNumber,
+    ) -> Result<(), BlockError> {
+        for entry in block.logs() {
+            let logs = &mut self.logs;
+            let index = *self.by_id.entry(entry.log).or_insert_with(|| {
+                logs.push(Log::new(entry.log, entry.first.0, keep_from(entry.log).0));
+                logs.len() as u32 - 1
+            });
+            let log = &mut self.logs[index as usize];
+            // Blocks without a change to keep may have been left out.
+            let due = log.next.max(log.keep_from.min(entry.first.0));
+            if entry.first.0 != due {
+                let (expected, found) = (SequenceNumber(due), entry.first);
+                return Err(BlockError::Gap { log: entry.log, expected, found });
+            }
+            log.next = due;
+            let slot = entry.slot as usize;
+            if self.slots.len() <= slot {
+                self.slots.resize(slot + 1, 0);
+            }
+            if self.slots[slot] != 0 {
+                return Err(BlockError::Corrupt("two logs in one slot"));
+            }
+            self.slots[slot] = index + 1;
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, block: &Block<'_>) -> Result<(), BlockError> {
+        for entry in block.logs() {
+            let index = std::mem::take(&mut self.slots[entry.slot as usize]) - 1;
+            if self.logs[index as usize].next != entry.first.0 + u64::from(entry.count) {
+                return Err(BlockError::Corrupt("the log table miscounts"));
+            }
+        }
+        Ok(())
+    }
+
+    fn count_block(&mut self, block: &Block<'_>, open: &mut Option<Open>) -> Result<(), BlockError> {
+        let mut rest = block.frame_bytes();
+        while let Some(header) = Header::read(rest) {
+            let (frame, behind) = rest
+                .split_at_checked(header.frame_len())
+                .ok_or(BlockError::Corrupt("a frame is cut short"))?;
+            rest = behind;
+            let slot = self.slots.get(header.slot() as usize).copied().unwrap_or(0);
+            let Some(index) = slot.checked_sub(1) else {
+                return Err(BlockError::Corrupt("a frame of a log that is not in the table"));
+            };
+            let step = match header.kind() {
+                Some(FrameKind::Data) if open.is_none() => {
+                    self.count_change(index, u32::from(header.key_group()) + 1, header.value_len() as u64)
+                }
+                Some(FrameKind::Metadata) if open.is_none() => {
+                    self.count_change(index, 0, header.value_len() as u64)
+                }
+                Some(FrameKind::FragmentFirst | FrameKind::FragmentMiddle | FrameKind::FragmentLast) => {
+                    self.count_fragment(index, header, frame, open)?
+                }
+                Some(FrameKind::Data | FrameKind::Metadata) => {
+                    return Err(BlockError::Corrupt("a frame between the fragments of a change"));
+                }
+                Some(FrameKind::Side | FrameKind::Moved) | None => {
+                    return Err(BlockError::Corrupt("a frame of a kind that no block holds"));
+                }
+            };
+            self.plan.push(step);
+        }
+        if rest.is_empty() { Ok(()) } else { Err(BlockError::Corrupt("a frame is cut short")) }
+    }
+
+    /// Counts a whole change of `len` bytes.
+    #[inline]
+    fn count_change(&mut self, log: u32, group_key: u32, len: u64) -> Step {
+        let step = self.begin_change(log, group_key, len);
+        self.end_change(log);
+        if step.cell != SKIP {
+            self.cells[step.cell as usize].at += len;
+        }
+        step
+    }
+
+    /// Counts what stands before the bytes of a change, unless it is left out.
+    #[inline]
+    fn begin_change(&mut self, log: u32, group_key: u32, len: u64) -> Step {
+        let log = &mut self.logs[log as usize];
+        let sequence = log.next;
+        if sequence < log.keep_from {
+            return Step { cell: SKIP, delta: 0 };
+        }
+        let page = &mut log.pages[(group_key / PAGE_CELLS) as usize];
+        if *page == NO_PAGE {
+            *page = self.cells.len() as u32;
+            self.cells.resize(self.cells.len() + PAGE_CELLS as usize, Cell::default());
+        }
+        let index = *page + group_key % PAGE_CELLS;
+        let cell = &mut self.cells[index as usize];
+        let delta = sequence.wrapping_sub(cell.next);
+        cell.next = sequence.wrapping_add(1);
+        cell.count += 1;
+        cell.at += (varint::len(delta) + varint::len(len)) as u64;
+        if delta >= u64::from(LARGE_DELTA) {
+            self.large_deltas.push(delta);
+            return Step { cell: index, delta: LARGE_DELTA };
+        }
+        Step { cell: index, delta: delta as u32 }
+    }
+
+    /// Wraps only in a block with more changes than its table says, which [`leave`](Assembler::leave) refuses.
+    #[inline]
+    fn end_change(&mut self, log: u32) {
+        let log = &mut self.logs[log as usize];
+        log.next = log.next.wrapping_add(1);
+    }
+
+    fn count_fragment(
+        &mut self,
+        log: u32,
+        header: Header,
+        frame: &[u8],
+        open: &mut Option<Open>,
+    ) -> Result<Step, BlockError> {
+        let mut value = &frame[FRAME_HEADER_BYTES..FRAME_HEADER_BYTES + header.value_len()];
+        let state = match (header.kind(), open.take()) {
+            (Some(FrameKind::FragmentFirst), None) => {
+                let (kind, total_len, bytes) =
+                    split_fragment_lead(value).ok_or(BlockError::Corrupt("a malformed first fragment"))?;
+                value = bytes;
+                let group_key = part::group_key(kind, header.key_group());
+                let step = self.begin_change(log, group_key, total_len);
+                Open { log, key_group: header.key_group(), left: total_len, step }
+            }
+            (Some(FrameKind::FragmentFirst), Some(_)) => {
+                return Err(BlockError::Corrupt("a frame between the fragments of a change"));
+            }
+            (_, Some(state)) if state.log == log && state.key_group == header.key_group() => state,
+            (_, Some(_)) => return Err(BlockError::Corrupt("a frame between the fragments of a change")),
+            // The rest of a change that is left out: the block with its beginning may be gone.
+            (_, None) if self.logs[log as usize].next < self.logs[log as usize].keep_from => {
+                Open { log, key_group: header.key_group(), left: 0, step: Step { cell: SKIP, delta: 0 } }
+            }
+            (_, None) => return Err(BlockError::Corrupt("a change without its beginning")),
+        };
+        let mut left = state.left;
+        if state.step.cell != SKIP {
+            let len = value.len() as u64;
+            self.cells[state.step.cell as usize].at += len;
+            left = left.checked_sub(len).ok_or(BlockError::Corrupt("fragments longer than their change"))?;
+        }
+        if header.kind() == Some(FrameKind::FragmentLast) {
+            if left != 0 && state.step.cell != SKIP {
+                return Err(BlockError::Corrupt("fragments shorter than their change"));
+            }
+            self.end_change(log);
+        } else {
+            *open = Some(Open { left, ..state });
+        }
+        Ok(state.step)
+    }
+
+    /// Gives every changeset its place in a part without compression, and every cell its cursor. Returns the runs and
+    /// the part's length in bytes.
+    fn place(&mut self) -> (Vec<Run>, usize) {
+        let mut order: Vec<u32> = (0..self.logs.len() as u32).collect();
+        order.sort_unstable_by_key(|log| self.logs[*log as usize].id);
+        let mut runs = Vec::with_capacity(order.len());
+        let mut offset = 0;
+        for index in order {
+            let log = &self.logs[index as usize];
+            let first = log.start.max(log.keep_from);
+            if first >= log.next {
+                continue;
+            }
+            let spans_start = self.changesets.len();
+            for (page, base) in log.pages.iter().enumerate().filter(|(_, base)| **base != NO_PAGE) {
+                for (cell_index, cell) in (*base..).zip(&self.cells[*base as usize..][..PAGE_CELLS as usize])
+                {
+                    if cell.count > 0 {
+                        let group_key = page as u32 * PAGE_CELLS + (cell_index - base);
+                        let head_len = part::CHECKSUM_BYTES + varint::len(cell.count);
+                        let len = head_len as u64 + cell.at;
+                        self.changesets.push(Span { group_key, cell: cell_index, start: 0, len });
+                    }
+                }
+            }
+            let spans = &mut self.changesets[spans_start..];
+            let directory_len = part::directory_len(spans.iter().map(|span| (span.group_key, span.len)));
+            let mut at = offset + directory_len as u64;
+            for span in spans {
+                let cell = &mut self.cells[span.cell as usize];
+                span.start = at;
+                cell.at = at + (part::CHECKSUM_BYTES + varint::len(cell.count)) as u64;
+                at += span.len;
+            }
+            runs.push(Run {
+                log: log.id,
+                first: SequenceNumber(first),
+                end: SequenceNumber(log.next),
+                offset,
+                directory_len: directory_len as u32,
+                len: at - offset,
+            });
+            offset = at;
+        }
+        (runs, offset as usize)
+    }
+
+    /// The second walk: writes every change at its cell's cursor.
+    ///
+    /// Writes may go up to seven bytes past a change. Within a changeset the next change overwrites them; past its end
+    /// stands a checksum or a directory, which are written last, or the slack.
+    fn scatter(&mut self, blocks: &[Block<'_>], out: &mut [u8]) {
+        for span in &self.changesets {
+            let count = self.cells[span.cell as usize].count;
+            varint::write(out, span.start as usize + part::CHECKSUM_BYTES, count);
+        }
+        let mut large_deltas = self.large_deltas.iter();
+        let mut plan = self.plan.iter();
+        for block in blocks {
+            let mut rest = block.frame_bytes();
+            while let Some(header) = Header::read(rest) {
+                let step = plan.next().expect("one for each frame");
+                let (frame, behind) = rest.split_at(header.frame_len());
+                rest = behind;
+                if step.cell == SKIP {
+                    continue;
+                }
+                let cell = &mut self.cells[step.cell as usize];
+                let mut at = cell.at as usize;
+                let kind = header.kind();
+                let mut value = &frame[FRAME_HEADER_BYTES..];
+                let mut value_len = header.value_len();
+                if !matches!(kind, Some(FrameKind::FragmentMiddle | FrameKind::FragmentLast)) {
+                    let mut delta = u64::from(step.delta);
+                    if step.delta == LARGE_DELTA {
+                        delta = *large_deltas.next().expect("one for each such step");
+                    }
+                    at += varint::write(out, at, delta);
+                    let mut len = value_len as u64;
+                    if kind == Some(FrameKind::FragmentFirst) {
+                        let (_, total_len, bytes) =
+                            split_fragment_lead(&value[..value_len]).expect("checked in the first walk");
+                        (len, value_len) = (total_len, bytes.len());
+                        value = &value[crate::record::FRAGMENT_LEAD_BYTES..];
+                    }
+                    at += varint::write(out, at, len);
+                }
+                copy_padded(&mut out[at..], value, value_len);
+                cell.at = (at + value_len) as u64;
+            }
+        }
+    }
+
+    /// Writes the directories and checksums of an uncompressed part.
+    fn seal(&self, bytes: &mut [u8], runs: &[Run], part: PartId) {
+        let mut spans = &self.changesets[..];
+        let mut directory = Vec::new();
+        for run in runs {
+            let run_end = run.offset + run.len;
+            let (own, others) = spans.split_at(spans.partition_point(|span| span.start < run_end));
+            spans = others;
+            directory.clear();
+            part::put_directory(
+                &mut directory,
+                part,
+                run.log,
+                own.iter().map(|span| (span.group_key, span.len)),
+            );
+            bytes[run.offset as usize..][..directory.len()].copy_from_slice(&directory);
+            for span in own {
+                let changeset = &mut bytes[span.start as usize..][..span.len as usize];
+                part::seal_changeset(changeset, part, run.log, span.group_key);
+            }
+        }
+    }
+
+    /// Compresses the changesets of an uncompressed, unsealed part into a part of its own, and corrects the runs.
+    fn pack(&mut self, raw: &[u8], runs: &mut [Run], part: PartId) -> Vec<u8> {
+        let mut out = Vec::with_capacity(raw.len());
+        let mut spans = &mut self.changesets[..];
+        let mut packed = Vec::new();
+        for run in runs {
+            let run_end = run.offset + run.len;
+            let own_len = spans.partition_point(|span| span.start < run_end);
+            let own;
+            (own, spans) = spans.split_at_mut(own_len);
+            packed.clear();
+            for span in own.iter_mut() {
+                let start = packed.len();
+                let payload = &raw[span.start as usize..][..span.len as usize][part::CHECKSUM_BYTES..];
+                self.packer.put_changeset(&mut packed, payload, part, run.log, span.group_key);
+                span.len = (packed.len() - start) as u64;
+            }
+            run.offset = out.len() as u64;
+            part::put_directory(&mut out, part, run.log, own.iter().map(|span| (span.group_key, span.len)));
+            run.directory_len = (out.len() as u64 - run.offset) as u32;
+            out.extend_from_slice(&packed);
+            run.len = out.len() as u64 - run.offset;
+        }
+        out
+    }
+}
+
+/// Cells are allocated in pages, so that a log pays only for the neighbourhoods of key groups that it touches.
+const PAGE_CELLS: u32 = 128;
+const PAGES: usize = part::GROUP_KEYS.div_ceil(PAGE_CELLS as usize);
+const NO_PAGE: u32 = u32::MAX;
+/// The cell of a change that is left out.
+const SKIP: u32 = u32::MAX;
+/// The delta is in `large_deltas`.
+const LARGE_DELTA: u32 = u32::MAX;
+/// The second walk writes up to this many bytes past the end of the last changeset.
+const SLACK_BYTES: usize = 16;
+
+/// One log in the part at hand.
+struct Log {
+    id: LogId,
+    keep_from: u64,
+    start: u64,
+    next: u64,
+    /// Where each page of cells starts in `cells`, or [`NO_PAGE`].
+    pages: Box<[u32; PAGES]>,
+}
+
+impl Log {
+    fn new(id: LogId, start: u64, keep_from: u64) -> Log {
+        Log { id, keep_from, start, next: start, pages: Box::new([NO_PAGE; PAGES]) }
+    }
+}
+
+/// The changes of one log and one key group.
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    /// First the bytes of all records, then the cursor.
+    at: u64,
+    /// The number that the next record would have with a delta of zero.
+    next: u64,
+    count: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Step {
+    cell: u32,
+    delta: u32,
+}
+
+/// A change in fragments whose last one was not yet seen.
+#[derive(Clone, Copy)]
+struct Open {
+    log: u32,
+    key_group: u16,
+    left: u64,
+    step: Step,
+}
+
+/// Where a changeset stands in a part.
+struct Span {
+    group_key: u32,
+    cell: u32,
+    start: u64,
+    len: u64,
+}
+
+/// Copies the first `len` bytes of `value`. Of a short one, whose padding is there, whole words are copied: that is
+/// faster than a call of memcpy, and up to seven bytes more.
+#[inline]
+fn copy_padded(out: &mut [u8], value: &[u8], len: usize) {
+    const SHORT_BYTES: usize = 64;
+    let padded_len = len.next_multiple_of(8);
+    if padded_len <= SHORT_BYTES {
+        let (out, value) = (&mut out[..padded_len], &value[..padded_len]);
+        for (out, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(value.as_chunks::<8>().0) {
+            *out = *word;
+        }
+    } else {
+        out[..len].copy_from_slice(&value[..len]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{BLOCK_HEADER_BYTES, BlockBuilder, BlockPlace, TABLE_ENTRY_BYTES, seal};
+    use crate::footer::Footer;
+    use crate::part::{Changeset, Directory, PartError};
+    use crate::record::{FRAGMENT_LEAD_BYTES, fragment_lead};
+    use crate::types::{ChangeKind, KeyGroup};
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    const PART: PartId = PartId { token: 0x0123_4567_89ab_cdef, index: 3 };
+    type Contents = BTreeMap<(LogId, Option<KeyGroup>), Vec<(u64, Vec<u8>)>>;
+
+    #[derive(Clone, Debug)]
+    struct Change {
+        log: usize,
+        group: Option<u16>,
+        value: Vec<u8>,
+    }
+
+    fn log_id(log: usize) -> LogId {
+        // Not in the order of the slots.
+        LogId(u128::from_be_bytes([log as u8 ^ 0x55; 16]))
+    }
+
+    /// A small spiller: blocks of one page, values that do not fit go in fragments.
+    struct Spill {
+        builder: BlockBuilder,
+        buffer: Vec<u8>,
+        blocks: Vec<Vec<u8>>,
+        next: BTreeMap<usize, u64>,
+    }
+
+    impl Spill {
+        fn new(first: u64) -> Spill {
+            let next = (0..256).map(|log| (log, first)).collect();
+            Spill { builder: BlockBuilder::new(4096), buffer: vec![0xee; 4096], blocks: Vec::new(), next }
+        }
+
+        fn entry(&mut self, log: usize) -> usize {
+            let known = self.builder.entries().iter().position(|entry| entry.slot == log as u32);
+            known.unwrap_or_else(|| {
+                self.builder.add_entry(log as u32, log_id(log), SequenceNumber(self.next[&log]))
+            })
+        }
+
+        fn frame(&mut self, kind: FrameKind, log: usize, key_group: u16, lead: &[u8], value: &[u8]) {
+            let len = lead.len() + value.len();
+            let mut frame = Header::new(kind, key_group, log as u32, len).0.to_le_bytes().to_vec();
+            frame.extend(lead);
+            frame.extend(value);
+            frame.resize(crate::record::frame_len(len), 0);
+            let entry = self.entry(log);
+            self.builder.push_frames(&mut self.buffer, &frame);
+            if !matches!(kind, FrameKind::FragmentFirst | FrameKind::FragmentMiddle) {
+                self.builder.add_count(entry, 1);
+                *self.next.get_mut(&log).unwrap() += 1;
+            }
+        }
+
+        fn append(&mut self, change: &Change) {
+            let key_group = change.group.unwrap_or(0);
+            let len = crate::record::frame_len(change.value.len());
+            let (kind, change_kind) = match change.group {
+                Some(_) => (FrameKind::Data, ChangeKind::Data),
+                None => (FrameKind::Metadata, ChangeKind::Metadata),
+            };
+            if len <= 1000 {
+                if !self.builder.fits(len, true) {
+                    self.finish(false);
+                }
+                return self.frame(kind, change.log, key_group, &[], &change.value);
+            }
+            let mut rest = &change.value[..];
+            let mut first = true;
+            loop {
+                let least = 32 + TABLE_ENTRY_BYTES;
+                if self.builder.room() < least {
+                    self.finish(!first);
+                }
+                let lead = if first { FRAGMENT_LEAD_BYTES } else { 0 };
+                let room = (self.builder.room() - TABLE_ENTRY_BYTES - 8 - lead) & !7;
+                let (value, behind) = rest.split_at(rest.len().min(room));
+                let kind = match (first, behind.is_empty()) {
+                    (true, _) => FrameKind::FragmentFirst,
+                    (_, true) => FrameKind::FragmentLast,
+                    _ => FrameKind::FragmentMiddle,
+                };
+                let lead_bytes = fragment_lead(change_kind, change.value.len() as u64);
+                self.frame(kind, change.log, key_group, &lead_bytes[..lead], value);
+                rest = behind;
+                first = false;
+                if kind == FrameKind::FragmentLast {
+                    break;
+                }
+            }
+        }
+
+        fn finish(&mut self, continues: bool) {
+            let len = self.builder.finish(&mut self.buffer, continues);
+            let number = self.blocks.len() as u64;
+            let place = BlockPlace {
+                directory: 1,
+                segment: 2,
+                epoch: 3,
+                index: number as u32,
+                offset: number * 4096,
+                number,
+                watermark: 0,
+            };
+            seal(&mut self.buffer[..len], &place);
+            self.blocks.push(self.buffer[..len].to_vec());
+        }
+
+        fn done(mut self) -> Vec<Vec<u8>> {
+            if !self.builder.is_empty() {
+                self.finish(false);
+            }
+            self.blocks
+        }
+    }
+
+    fn decoded(blocks: &[Vec<u8>]) -> Vec<Block<'_>> {
+        blocks.iter().map(|block| Block::decode(block, None).unwrap()).collect()
+    }
+
+    fn spill(changes: &[Change]) -> Vec<Vec<u8>> {
+        let mut spill = Spill::new(0);
+        changes.iter().for_each(|change| spill.append(change));
+        spill.done()
+    }
+
+    /// Reads everything back the way a reader does: footer, directories, changesets.
+    fn read(object: &[u8], token: u64, index: u32) -> Result<Contents, Box<dyn std::error::Error>> {
+        let footer_range = Footer::locate(object, object.len() as u64)?;
+        let footer = Footer::decode(&object[footer_range.start as usize..], Some(token))?;
+        let id = PartId { token, index };
+        let mut contents = Contents::new();
+        for part in footer.parts() {
+            let bytes = &object[part.offset as usize..][..part.len as usize];
+            for run in &part.runs {
+                read_run(
+                    &bytes[run.offset as usize..][..run.len as usize],
+                    id,
+                    run,
+                    part.compression,
+                    &mut contents,
+                )?;
+            }
+        }
+        Ok(contents)
+    }
+
+    fn read_run(
+        bytes: &[u8],
+        part: PartId,
+        run: &Run,
+        compression: Compression,
+        contents: &mut Contents,
+    ) -> Result<(), PartError> {
+        let bytes = Bytes::copy_from_slice(bytes);
+        let directory = Directory::decode(&bytes[..run.directory_len as usize], part, run)?;
+        for entry in directory.entries() {
+            let range = entry.range.start as usize..entry.range.end as usize;
+            let changeset = Changeset::decode(bytes.slice(range), part, run.log, entry.group, compression)?;
+            let records = contents.entry((run.log, entry.group)).or_default();
+            let before = records.len();
+            records.extend(changeset.records().map(|(sequence, value)| (sequence.0, value.to_vec())));
+            assert_eq!((records.len() - before) as u64, changeset.count());
+            for (record, (sequence, value)) in records[before..].iter().zip(changeset.into_records()) {
+                assert_eq!((record.0, &record.1[..]), (sequence.0, &value[..]));
+            }
+        }
+        Ok(())
+    }
+
+    fn object(part: &Part, compression: Compression) -> Vec<u8> {
+        let mut footer = Footer::new(PART.token);
+        footer.push(compression, part.runs.clone());
+        [&part.bytes[..], &footer.encode()].concat()
+    }
+
+    fn model(changes: &[Change], keep_from: impl Fn(LogId) -> u64) -> Contents {
+        let mut next = BTreeMap::<usize, u64>::new();
+        let mut contents = Contents::new();
+        for change in changes {
+            let next = next.entry(change.log).or_default();
+            if *next >= keep_from(log_id(change.log)) {
+                let key = (log_id(change.log), change.group.map(KeyGroup));
+                contents.entry(key).or_default().push((*next, change.value.clone()));
+            }
+            *next += 1;
+        }
+        contents
+    }
+
+    fn any_change() -> impl Strategy<Value = Change> {
+        let group = prop_oneof![
+            1 => Just(None),
+            6 => (0..6u16).prop_map(Some),
+            2 => any::<u16>().prop_map(Some),
+            1 => Just(Some(u16::MAX)),
+        ];
+        let len = prop_oneof![10 => 0..40usize, 5 => 40..300usize, 1 => 900..9000usize];
+        (0..5usize, group, len, any::<u8>()).prop_map(|(log, group, len, seed)| {
+            let value = (0..len).map(|i| (i as u8 / 4).wrapping_mul(seed) ^ seed).collect();
+            Change { log, group, value }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_appended_is_what_is_read(
+            rounds in proptest::collection::vec(proptest::collection::vec(any_change(), 0..120), 1..3),
+            keep_from in 0..30u64,
+        ) {
+            // One assembler for all, so that nothing of a round may leak into the next.
+            let mut assembler = Assembler::new();
+            for changes in &rounds {
+                let blocks = spill(changes);
+                for compression in [Compression::None, Compression::Lz4] {
+                    let keep = |log: LogId| if log.0 & 1 == 0 { keep_from } else { 0 };
+                    let part = assembler
+                        .assemble(&decoded(&blocks), &mut |log| SequenceNumber(keep(log)), PART, compression)
+                        .unwrap();
+                    let contents = read(&object(&part, compression), PART.token, PART.index).unwrap();
+                    let wanted = model(changes, keep);
+                    prop_assert_eq!(&contents, &wanted);
+                    for run in &part.runs {
+                        let numbers: Vec<u64> = wanted
+                            .iter()
+                            .filter(|((log, _), _)| *log == run.log)
+                            .flat_map(|(_, records)| records.iter().map(|record| record.0))
+                            .collect();
+                        prop_assert_eq!(numbers.iter().min().copied(), Some(run.first.0));
+                        prop_assert_eq!(numbers.iter().max().map(|last| last + 1), Some(run.end.0));
+                    }
+                    let logs: std::collections::BTreeSet<LogId> = wanted.keys().map(|key| key.0).collect();
+                    prop_assert!(logs.into_iter().eq(part.runs.iter().map(|run| run.log)));
+                }
+            }
+        }
+    }
+
+    fn small(log: usize, group: u16, value: &[u8]) -> Change {
+        Change { log, group: Some(group), value: value.to_vec() }
+    }
+
+    fn assemble(blocks: &[Vec<u8>], keep_from: u64) -> Result<Part, BlockError> {
+        Assembler::new().assemble(
+            &decoded(blocks),
+            &mut |_| SequenceNumber(keep_from),
+            PART,
+            Compression::None,
+        )
+    }
+
+    #[test]
+    fn numbers_far_from_zero_survive() {
+        let first = u64::MAX - 5;
+        let mut spill = Spill::new(first);
+        for value in [b"a", b"b", b"c"] {
+            spill.append(&small(0, 7, value));
+            spill.append(&small(1, 9, value));
+        }
+        let part = assemble(&spill.done(), first + 1).unwrap();
+        let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
+        let wanted = vec![(first + 1, b"b".to_vec()), (first + 2, b"c".to_vec())];
+        assert_eq!(contents[&(log_id(0), Some(KeyGroup(7)))], wanted);
+        assert_eq!(contents[&(log_id(1), Some(KeyGroup(9)))], wanted);
+    }
+
+    #[test]
+    fn a_hole_between_blocks_is_an_error_unless_nobody_wants_what_is_in_it() {
+        let changes: Vec<Change> = (0..40).map(|_| small(0, 1, &[7; 250])).collect();
+        let mut blocks = spill(&changes);
+        let in_first = Block::decode(&blocks[0], None).unwrap().logs().next().unwrap().count;
+        let in_second = Block::decode(&blocks[1], None).unwrap().logs().next().unwrap().count;
+        blocks.remove(1);
+        let end = u64::from(in_first + in_second);
+        assert!(assemble(&blocks, end).is_ok());
+        let gap =
+            BlockError::Gap { log: log_id(0), expected: SequenceNumber(end - 1), found: SequenceNumber(end) };
+        assert_eq!(assemble(&blocks, end - 1), Err(gap));
+        let twice = [blocks[0].clone(), blocks[0].clone()];
+        assert!(matches!(assemble(&twice, 1000), Err(BlockError::Gap { .. })));
+    }
+
+    #[test]
+    fn a_change_cut_by_the_ends_is_an_error_unless_nobody_wants_it() {
+        let changes = [small(0, 1, b"small"), small(0, 1, &[3; 9000]), small(0, 2, b"behind")];
+        let blocks = spill(&changes);
+        assert!(assemble(&blocks, 0).is_ok());
+        for cut in 1..blocks.len() {
+            assert_eq!(assemble(&blocks[..cut], 0), Err(BlockError::Unfinished));
+            assert!(matches!(assemble(&blocks[cut..], 0), Err(BlockError::Corrupt(_))));
+            assert!(assemble(&blocks[..cut], 2).unwrap().runs.is_empty());
+            let rest = assemble(&blocks[cut..], 2).unwrap();
+            assert_eq!((rest.runs[0].first.0, rest.runs[0].end.0), (2, 3));
+        }
+    }
+
+    #[test]
+    fn no_blocks_make_an_empty_part() {
+        let part = assemble(&[], 0).unwrap();
+        assert_eq!(part, Part { bytes: Vec::new(), runs: Vec::new() });
+    }
+
+    /// Every single-bit flip and every truncation of an object is detected by whoever reads all of it.
+    #[test]
+    fn any_damage_to_an_object_is_detected() {
+        let changes: Vec<Change> = (0..60u8)
+            .map(|i| Change {
+                log: usize::from(i % 3),
+                group: i.checked_rem(7).filter(|group| *group > 0).map(u16::from),
+                value: vec![i; usize::from(i % 30)],
+            })
+            .collect();
+        let blocks = spill(&changes);
+        let whole = model(&changes, |_| 0);
+        for compression in [Compression::None, Compression::Lz4] {
+            let part = Assembler::new()
+                .assemble(&decoded(&blocks), &mut |_| SequenceNumber(0), PART, compression)
+                .unwrap();
+            let object = object(&part, compression);
+            assert_eq!(read(&object, PART.token, PART.index).unwrap(), whole);
+            assert!(read(&object, PART.token ^ 1, PART.index).is_err(), "another object");
+            assert!(read(&object, PART.token, PART.index + 1).is_err(), "another part");
+            for bit in 0..object.len() * 8 {
+                let mut damaged = object.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                assert!(read(&damaged, PART.token, PART.index).is_err(), "bit {bit}");
+            }
+            for len in 0..object.len() {
+                assert!(read(&object[..len], PART.token, PART.index).is_err(), "cut to {len}");
+            }
+        }
+    }
+
+    /// Valid checksums do not protect from frames that nobody would write.
+    #[test]
+    fn frames_that_contradict_the_table_are_errors_or_harmless() {
+        let changes = [small(0, 1, b"one"), small(1, 2, &[5; 1500]), small(0, 1, b"two")];
+        let block = &spill(&changes)[0];
+        let header = *Block::decode(block, None).unwrap().header();
+        let frames = BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.frames_len + 64;
+        let mut refused = 0;
+        for bit in frames.start * 8..frames.end * 8 {
+            let mut damaged = block.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            seal(&mut damaged, &header.place);
+            let Ok(block) = Block::decode(&damaged, None) else { continue };
+            let keep = &mut |_| SequenceNumber(0);
+            match Assembler::new().assemble(&[block], keep, PART, Compression::None) {
+                Ok(part) => drop(read(&object(&part, Compression::None), PART.token, PART.index).unwrap()),
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(refused > 100, "most flips in headers and the table are noticed: {refused}");
     }
 }

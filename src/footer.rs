@@ -4,7 +4,10 @@
 //! themselves are in part.rs. The byte layout is in docs/format.md.
 
 use crate::part::{Compression, PartId, Run};
+use crate::types::{LogId, SequenceNumber};
+use crate::varint;
 use std::ops::Range;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The version of the object format that this code writes, and the newest it reads.
 pub const FOOTER_VERSION: u32 = 1;
@@ -12,6 +15,25 @@ pub const FOOTER_VERSION: u32 = 1;
 pub const TRAILER_BYTES: usize = 32;
 /// The largest footer that is ever decoded, in bytes.
 pub const FOOTER_BYTES_MAX: u64 = 64 << 20;
+
+/// The most parts that an object has.
+pub const PARTS_MAX: usize = 1 << 16;
+
+const MAGIC: [u8; 8] = *b"tlogOBJ\n";
+/// Offsets of the trailer's fields in bytes.
+mod at {
+    pub const FOOTER_LEN: usize = 0;
+    pub const VERSION: usize = 8;
+    pub const ZERO: usize = 12;
+    pub const CHECKSUM: usize = 16;
+    pub const MAGIC: usize = 24;
+}
+const _: () = assert!(at::MAGIC + MAGIC.len() == TRAILER_BYTES);
+/// A log's id, in the table of logs.
+const LOG_BYTES: usize = 16;
+/// A run has five varints, a part two.
+const RUN_BYTES: Range<usize> = 5..5 * varint::VARINT_BYTES_MAX;
+const PART_BYTES: Range<usize> = 2..2 * varint::VARINT_BYTES_MAX;
 
 /// Why bytes are not the footer that was looked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,23 +82,46 @@ pub struct PartEntry {
 }
 
 /// What an object holds.
+///
+/// 1. A part's runs are sorted by log and back to back, from the part's start to its end.
+/// 2. A log's runs go up in sequence numbers from part to part.
+/// 3. At most [`PARTS_MAX`] parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footer {
     token: u64,
     parts: Vec<PartEntry>,
+    runs: usize,
 }
 
 impl Footer {
     /// The footer of an object with no parts yet.
     #[must_use]
     pub fn new(token: u64) -> Footer {
-        Footer { token, parts: Vec::new() }
+        Footer { token, parts: Vec::new(), runs: 0 }
+    }
+
+    /// Whether one more part, with this many runs, leaves the footer readable. If not, the object must end before it.
+    #[must_use]
+    pub fn fits(&self, runs: usize) -> bool {
+        let runs = (self.runs.saturating_add(runs) as u64).saturating_mul((LOG_BYTES + RUN_BYTES.end) as u64);
+        let parts = (self.parts.len() as u64 + 1) * PART_BYTES.end as u64;
+        self.parts.len() < PARTS_MAX && runs.saturating_add(parts + 100) <= FOOTER_BYTES_MAX
     }
 
     /// Adds the next part, with its runs as the assembler gave them.
+    ///
+    /// # Panics
+    /// If the part does not [fit](Footer::fits), or if its runs are not sorted by log and back to back.
     pub fn push(&mut self, compression: Compression, runs: Vec<Run>) {
-        let _ = (compression, runs);
-        todo!()
+        assert!(self.fits(runs.len()), "an object ends before its footer grows too long to be read");
+        let mut len = 0;
+        for (index, run) in runs.iter().enumerate() {
+            assert!(run.offset == len && run.first < run.end, "runs are not empty and stand back to back");
+            assert!(index == 0 || runs[index - 1].log < run.log, "runs are sorted by log");
+            len += run.len;
+        }
+        self.runs += runs.len();
+        self.parts.push(PartEntry { offset: self.parts_len(), len, compression, runs });
     }
 
     /// The object's token.
@@ -106,7 +151,38 @@ impl Footer {
     /// The footer's bytes, trailer included: the end of the last part.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        todo!()
+        let mut logs: Vec<LogId> =
+            self.parts.iter().flat_map(|part| part.runs.iter().map(|run| run.log)).collect();
+        logs.sort_unstable();
+        logs.dedup();
+        let mut out = self.token.to_le_bytes().to_vec();
+        varint::put(&mut out, logs.len() as u64);
+        for log in &logs {
+            out.extend_from_slice(&log.0.to_le_bytes());
+        }
+        varint::put(&mut out, self.parts.len() as u64);
+        for part in &self.parts {
+            varint::put(&mut out, compression_code(part.compression));
+            varint::put(&mut out, part.runs.len() as u64);
+            let mut due = 0;
+            for run in &part.runs {
+                let index = logs.binary_search(&run.log).expect("collected from the runs");
+                varint::put(&mut out, (index - due) as u64);
+                due = index + 1;
+                varint::put(&mut out, run.first.0);
+                varint::put(&mut out, run.end.0 - run.first.0);
+                varint::put(&mut out, run.directory_len.into());
+                varint::put(&mut out, run.len);
+            }
+        }
+        let footer_len = (out.len() + TRAILER_BYTES) as u64;
+        out.extend_from_slice(&footer_len.to_le_bytes());
+        out.extend_from_slice(&FOOTER_VERSION.to_le_bytes());
+        out.extend_from_slice(&[0; at::CHECKSUM - at::ZERO]);
+        let checksum = xxh3_64(&out);
+        out.extend_from_slice(&checksum.to_le_bytes());
+        out.extend_from_slice(&MAGIC);
+        out
     }
 
     /// Where the footer of an object of `object_len` bytes stands, from the object's last bytes, at least
@@ -114,8 +190,23 @@ impl Footer {
     ///
     /// # Errors
     /// [`FooterError::NotAnObject`], [`FooterError::NewerVersion`], [`FooterError::Corrupt`].
-    pub fn locate(_last_bytes: &[u8], _object_len: u64) -> Result<Range<u64>, FooterError> {
-        todo!()
+    pub fn locate(last_bytes: &[u8], object_len: u64) -> Result<Range<u64>, FooterError> {
+        let (_, trailer) = last_bytes.split_last_chunk::<TRAILER_BYTES>().ok_or(FooterError::NotAnObject)?;
+        if trailer[at::MAGIC..] != MAGIC {
+            return Err(FooterError::NotAnObject);
+        }
+        let version = u32::from_le_bytes(chunk(trailer, at::VERSION));
+        if version > FOOTER_VERSION {
+            return Err(FooterError::NewerVersion { found: version, known: FOOTER_VERSION });
+        }
+        let footer_len = u64::from_le_bytes(chunk(trailer, at::FOOTER_LEN));
+        if version == 0 || footer_len < TRAILER_BYTES as u64 || footer_len > FOOTER_BYTES_MAX {
+            return Err(FooterError::Corrupt("an impossible version or length"));
+        }
+        let start = object_len
+            .checked_sub(footer_len)
+            .ok_or(FooterError::Corrupt("a footer longer than its object"))?;
+        Ok(start..object_len)
     }
 
     /// Verifies a footer; `bytes` are exactly those that [`locate`](Footer::locate) or a handle named. `token`, where
@@ -123,7 +214,119 @@ impl Footer {
     ///
     /// # Errors
     /// [`FooterError`] unless these are exactly the bytes of a footer, and of that object.
-    pub fn decode(_bytes: &[u8], _token: Option<u64>) -> Result<Footer, FooterError> {
-        todo!()
+    pub fn decode(bytes: &[u8], token: Option<u64>) -> Result<Footer, FooterError> {
+        let len = bytes.len() as u64;
+        if Self::locate(bytes, len)? != (0..len) {
+            return Err(FooterError::Corrupt("its length is another"));
+        }
+        let (body, trailer) =
+            bytes.split_last_chunk::<TRAILER_BYTES>().expect("its length was looked at to locate it");
+        let covered = &bytes[..body.len() + at::CHECKSUM];
+        if xxh3_64(covered) != u64::from_le_bytes(chunk(trailer, at::CHECKSUM)) {
+            return Err(FooterError::Checksum);
+        }
+        if trailer[at::ZERO..at::CHECKSUM] != [0; at::CHECKSUM - at::ZERO] {
+            return Err(FooterError::Corrupt("bits that version 1 does not know"));
+        }
+        let footer = decode_body(body)?;
+        match token {
+            Some(expected) if expected != footer.token => {
+                Err(FooterError::Misplaced { expected, found: footer.token })
+            }
+            _ => Ok(footer),
+        }
     }
+}
+
+fn decode_body(body: &[u8]) -> Result<Footer, FooterError> {
+    let (token, mut rest) = body.split_first_chunk().ok_or(FooterError::Corrupt("no token"))?;
+    let rest = &mut rest;
+    let logs_len = take_count(rest, LOG_BYTES, "more logs than bytes")?;
+    let (logs, behind) = rest.split_at(logs_len * LOG_BYTES);
+    *rest = behind;
+    let logs: Vec<LogId> =
+        logs.as_chunks::<LOG_BYTES>().0.iter().map(|id| LogId(u128::from_le_bytes(*id))).collect();
+    if !logs.is_sorted_by(|a, b| a < b) {
+        return Err(FooterError::Corrupt("logs out of order"));
+    }
+    let parts_len = take_count(rest, PART_BYTES.start, "more parts than bytes")?;
+    if parts_len > PARTS_MAX {
+        return Err(FooterError::Corrupt("too many parts"));
+    }
+    let mut footer = Footer::new(u64::from_le_bytes(*token));
+    footer.parts.reserve_exact(parts_len);
+    let mut ends = vec![SequenceNumber::ZERO; logs.len()];
+    for _ in 0..parts_len {
+        let compression = compression_of(take(rest)?)?;
+        let runs_len = take_count(rest, RUN_BYTES.start, "more runs than bytes")?;
+        let mut runs = Vec::with_capacity(runs_len);
+        let (mut due, mut offset) = (0, 0u64);
+        for _ in 0..runs_len {
+            let index = take(rest)?
+                .checked_add(due)
+                .filter(|index| *index < logs.len() as u64)
+                .ok_or(FooterError::Corrupt("a run of a log that it does not name"))?;
+            due = index + 1;
+            let run = take_run(rest, logs[index as usize], offset)?;
+            if run.first < std::mem::replace(&mut ends[index as usize], run.end) {
+                return Err(FooterError::Corrupt("runs of a log out of order"));
+            }
+            offset =
+                offset.checked_add(run.len).ok_or(FooterError::Corrupt("a part of more than 2^64 bytes"))?;
+            runs.push(run);
+        }
+        if footer.parts_len().checked_add(offset).is_none() {
+            return Err(FooterError::Corrupt("parts of more than 2^64 bytes"));
+        }
+        footer.runs += runs_len;
+        footer.parts.push(PartEntry { offset: footer.parts_len(), len: offset, compression, runs });
+    }
+    if rest.is_empty() { Ok(footer) } else { Err(FooterError::Corrupt("bytes behind the last part")) }
+}
+
+fn take_run(rest: &mut &[u8], log: LogId, offset: u64) -> Result<Run, FooterError> {
+    let first = take(rest)?;
+    let end = take(rest)?
+        .checked_add(first)
+        .filter(|end| *end > first)
+        .ok_or(FooterError::Corrupt("an impossible range of sequence numbers"))?;
+    let directory_len =
+        u32::try_from(take(rest)?).map_err(|_| FooterError::Corrupt("a directory of more than 4 GiB"))?;
+    let len = take(rest)?;
+    if len < u64::from(directory_len) {
+        return Err(FooterError::Corrupt("a directory longer than its run"));
+    }
+    Ok(Run { log, first: SequenceNumber(first), end: SequenceNumber(end), offset, directory_len, len })
+}
+
+fn take(rest: &mut &[u8]) -> Result<u64, FooterError> {
+    varint::take(rest).ok_or(FooterError::Corrupt("a number is cut short"))
+}
+
+/// A count of items of at least `item_bytes_min` bytes each, for which enough bytes are left.
+fn take_count(rest: &mut &[u8], item_bytes_min: usize, what: &'static str) -> Result<usize, FooterError> {
+    let count = take(rest)?;
+    if count > (rest.len() / item_bytes_min) as u64 {
+        return Err(FooterError::Corrupt(what));
+    }
+    Ok(count as usize)
+}
+
+fn compression_code(compression: Compression) -> u64 {
+    match compression {
+        Compression::None => 0,
+        Compression::Lz4 => 1,
+    }
+}
+
+fn compression_of(code: u64) -> Result<Compression, FooterError> {
+    match code {
+        0 => Ok(Compression::None),
+        1 => Ok(Compression::Lz4),
+        _ => Err(FooterError::Corrupt("a compression that version 1 does not know")),
+    }
+}
+
+fn chunk<const N: usize>(trailer: &[u8; TRAILER_BYTES], at: usize) -> [u8; N] {
+    *trailer[at..].first_chunk().expect("inside the trailer")
 }

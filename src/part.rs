@@ -4,9 +4,21 @@
 //! How changes come into this order is in assemble.rs; which runs a part has is in footer.rs; where a part lives only
 //! the handle knows. The byte layout is in docs/format.md.
 
-use crate::types::{KeyGroup, LogId, SequenceNumber};
+use crate::types::{ChangeKind, KeyGroup, LogId, SequenceNumber};
+use crate::varint;
 use bytes::Bytes;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use std::ops::Range;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+/// Payloads above this many bytes are never compressed, so that a reader may refuse whatever claims to unpack to more.
+pub const PACKED_PAYLOAD_BYTES_MAX: usize = 64 << 20;
+/// The size in bytes of the checksum that a changeset starts and a directory ends with.
+pub const CHECKSUM_BYTES: usize = 8;
+/// How many group keys there are: metadata, and each key group.
+pub(crate) const GROUP_KEYS: usize = 1 + (1 << 16);
+/// Takes the place of a group key in the identity of a directory.
+const DIRECTORY_KEY: u32 = u32::MAX;
 
 /// How the changesets of a part are compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -18,8 +30,7 @@ pub enum Compression {
     Lz4,
 }
 
-/// What surrounds and identifies the pieces of a part: their checksums cover it, so that a piece of another object or
-/// part is refused.
+/// What identifies a part. The checksums of its pieces cover it, so that a piece of another object or part is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartId {
     /// The token of the object that the part was made for.
@@ -77,8 +88,39 @@ impl Directory {
     ///
     /// # Errors
     /// [`PartError`] unless these are exactly the bytes of this run's directory.
-    pub fn decode(_bytes: &[u8], _part: PartId, _run: &Run) -> Result<Directory, PartError> {
-        todo!()
+    pub fn decode(bytes: &[u8], part: PartId, run: &Run) -> Result<Directory, PartError> {
+        const WHAT: &str = "key-group directory";
+        let (mut body, checksum) =
+            bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(PartError::Checksum(WHAT))?;
+        let seed = identity(part, run.log, DIRECTORY_KEY);
+        if xxh3_64_with_seed(body, seed) != u64::from_le_bytes(*checksum) {
+            return Err(PartError::Checksum(WHAT));
+        }
+        let corrupt = |what| PartError::Corrupt(WHAT, what);
+        let count = varint::take(&mut body)
+            .filter(|count| *count <= GROUP_KEYS as u64 && *count <= body.len() as u64 / 2)
+            .ok_or(corrupt("an impossible number of entries"))?;
+        let mut entries = Vec::with_capacity(count as usize);
+        let mut due_key = 0;
+        let mut at = u64::from(run.directory_len);
+        for _ in 0..count {
+            let key = varint::take(&mut body)
+                .and_then(|delta| delta.checked_add(due_key))
+                .filter(|key| *key < GROUP_KEYS as u64)
+                .ok_or(corrupt("a key group out of range"))?;
+            due_key = key + 1;
+            let end = varint::take(&mut body)
+                .and_then(|len| len.checked_add(at))
+                .filter(|end| *end <= run.len)
+                .ok_or(corrupt("a changeset longer than the run"))?;
+            let group = key.checked_sub(1).map(|group| KeyGroup(group as u16));
+            entries.push(DirectoryEntry { group, range: at..end });
+            at = end;
+        }
+        if !body.is_empty() || at != run.len || bytes.len() as u64 != u64::from(run.directory_len) {
+            return Err(corrupt("its changesets do not fill the run"));
+        }
+        Ok(Directory { entries })
     }
 
     /// The changesets in their order in the run: metadata first, then by key group.
@@ -91,7 +133,7 @@ impl Directory {
 /// The verified changes of one log and one key group inside one part.
 #[derive(Clone, Debug)]
 pub struct Changeset {
-    payload: Bytes,
+    records: Bytes,
     count: u64,
 }
 
@@ -101,13 +143,38 @@ impl Changeset {
     /// # Errors
     /// [`PartError`] unless these are exactly the bytes of that changeset.
     pub fn decode(
-        _bytes: Bytes,
-        _part: PartId,
-        _log: LogId,
-        _group: Option<KeyGroup>,
-        _compression: Compression,
+        bytes: Bytes,
+        part: PartId,
+        log: LogId,
+        group: Option<KeyGroup>,
+        compression: Compression,
     ) -> Result<Changeset, PartError> {
-        todo!()
+        const WHAT: &str = "changeset";
+        let (checksum, stored) =
+            bytes.split_first_chunk::<CHECKSUM_BYTES>().ok_or(PartError::Checksum(WHAT))?;
+        let key = group.map_or(0, |group| u32::from(group.0) + 1);
+        if xxh3_64_with_seed(stored, identity(part, log, key)) != u64::from_le_bytes(*checksum) {
+            return Err(PartError::Checksum(WHAT));
+        }
+        let corrupt = |what| PartError::Corrupt(WHAT, what);
+        let stored = bytes.slice(CHECKSUM_BYTES..);
+        let payload = match compression {
+            Compression::None => stored,
+            Compression::Lz4 => unpack(stored).ok_or(corrupt("it does not unpack to what it says"))?,
+        };
+        let mut records = &payload[..];
+        let count = varint::take(&mut records).ok_or(corrupt("no count"))?;
+        let records = payload.slice(payload.len() - records.len()..);
+        // Walked here once, so that nothing of a malformed changeset is ever handed out.
+        let (mut rest, mut due, mut left) = (&records[..], 0, count);
+        while !rest.is_empty() {
+            take_record(&mut rest, &mut due).ok_or(corrupt("a malformed record"))?;
+            left = left.checked_sub(1).ok_or(corrupt("more records than it says"))?;
+        }
+        if left != 0 {
+            return Err(corrupt("fewer records than it says"));
+        }
+        Ok(Changeset { records, count })
     }
 
     /// How many changes there are.
@@ -119,13 +186,13 @@ impl Changeset {
     /// The changes in the order of their sequence numbers.
     #[must_use]
     pub fn records(&self) -> Records<'_> {
-        Records { rest: &self.payload, due: 0 }
+        Records { rest: &self.records, due: 0 }
     }
 
     /// The changes in the order of their sequence numbers, each as a slice of the changeset's memory, not copied.
     #[must_use]
     pub fn into_records(self) -> IntoRecords {
-        IntoRecords { payload: self.payload, at: 0, due: 0 }
+        IntoRecords { records: self.records, at: 0, due: 0 }
     }
 }
 
@@ -140,15 +207,14 @@ impl<'a> Iterator for Records<'a> {
     type Item = (SequenceNumber, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let _ = (self.rest, self.due);
-        todo!()
+        take_record(&mut self.rest, &mut self.due)
     }
 }
 
 /// Iterator of [`Changeset::into_records`].
 #[derive(Clone, Debug)]
 pub struct IntoRecords {
-    payload: Bytes,
+    records: Bytes,
     at: usize,
     due: u64,
 }
@@ -157,7 +223,143 @@ impl Iterator for IntoRecords {
     type Item = (SequenceNumber, Bytes);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let _ = (&self.payload, self.at, self.due);
-        todo!()
+        let mut rest = &self.records[self.at..];
+        let (sequence, value) = take_record(&mut rest, &mut self.due)?;
+        let end = self.records.len() - rest.len();
+        let value = end - value.len()..end;
+        self.at = end;
+        Some((sequence, self.records.slice(value)))
     }
+}
+
+/// The group key of a change: 0 for metadata, 1 + key group for data. Changesets stand in this order.
+#[inline]
+pub(crate) fn group_key(kind: ChangeKind, key_group: u16) -> u32 {
+    match kind {
+        ChangeKind::Metadata => 0,
+        ChangeKind::Data => 1 + u32::from(key_group),
+    }
+}
+
+/// The length in bytes of the directory of changesets with these group keys, ascending, and lengths.
+pub(crate) fn directory_len(changesets: impl ExactSizeIterator<Item = (u32, u64)>) -> usize {
+    let mut len = varint::len(changesets.len() as u64) + CHECKSUM_BYTES;
+    let mut due_key = 0;
+    for (key, changeset_len) in changesets {
+        len += varint::len(u64::from(key - due_key)) + varint::len(changeset_len);
+        due_key = key + 1;
+    }
+    len
+}
+
+/// Appends the directory of changesets with these group keys, ascending, and lengths.
+pub(crate) fn put_directory(
+    out: &mut Vec<u8>,
+    part: PartId,
+    log: LogId,
+    changesets: impl ExactSizeIterator<Item = (u32, u64)>,
+) {
+    let start = out.len();
+    varint::put(out, changesets.len() as u64);
+    let mut due_key = 0;
+    for (key, changeset_len) in changesets {
+        varint::put(out, u64::from(key - due_key));
+        varint::put(out, changeset_len);
+        due_key = key + 1;
+    }
+    let checksum = xxh3_64_with_seed(&out[start..], identity(part, log, DIRECTORY_KEY));
+    out.extend_from_slice(&checksum.to_le_bytes());
+}
+
+/// Writes the checksum of a changeset into its first bytes.
+pub(crate) fn seal_changeset(changeset: &mut [u8], part: PartId, log: LogId, group_key: u32) {
+    let (checksum, stored) =
+        changeset.split_first_chunk_mut::<CHECKSUM_BYTES>().expect("a changeset starts with its checksum");
+    *checksum = xxh3_64_with_seed(stored, identity(part, log, group_key)).to_le_bytes();
+}
+
+/// Compresses changesets. Keeps its table between them.
+#[derive(Default)]
+pub(crate) struct Packer {
+    table: CompressTable,
+}
+
+impl Packer {
+    /// Appends the changeset with this payload, compressed where that makes it smaller.
+    pub(crate) fn put_changeset(
+        &mut self,
+        out: &mut Vec<u8>,
+        payload: &[u8],
+        part: PartId,
+        log: LogId,
+        group_key: u32,
+    ) {
+        let start = out.len();
+        out.extend_from_slice(&[0; CHECKSUM_BYTES]);
+        if !self.put_packed(out, payload) {
+            out.truncate(start + CHECKSUM_BYTES);
+            varint::put(out, 0);
+            out.extend_from_slice(payload);
+        }
+        seal_changeset(&mut out[start..], part, log, group_key);
+    }
+
+    fn put_packed(&mut self, out: &mut Vec<u8>, payload: &[u8]) -> bool {
+        if payload.len() > PACKED_PAYLOAD_BYTES_MAX {
+            return false;
+        }
+        varint::put(out, payload.len() as u64);
+        let start = out.len();
+        out.resize(start + get_maximum_output_size(payload.len()), 0);
+        match compress_into_with_table(payload, &mut out[start..], &mut self.table) {
+            Ok(len) if len + varint::len(payload.len() as u64) <= payload.len() => {
+                out.truncate(start + len);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// The payload of a changeset of a compressed part. Allocates at most [`PACKED_PAYLOAD_BYTES_MAX`], and no more than
+/// LZ4 can make of the bytes that are there.
+fn unpack(stored: Bytes) -> Option<Bytes> {
+    const RATIO_MAX: usize = 255;
+    let mut packed = &stored[..];
+    let payload_len = usize::try_from(varint::take(&mut packed)?).ok()?;
+    if payload_len == 0 {
+        return Some(stored.slice(stored.len() - packed.len()..));
+    }
+    if payload_len > PACKED_PAYLOAD_BYTES_MAX || payload_len / RATIO_MAX > packed.len() {
+        return None;
+    }
+    let mut payload = vec![0; payload_len];
+    match decompress_into(packed, &mut payload) {
+        Ok(len) if len == payload_len => Some(payload.into()),
+        _ => None,
+    }
+}
+
+/// Takes one record off the front: a varint with the distance to the number that was due, a varint with the length,
+/// the value.
+#[inline]
+fn take_record<'a>(rest: &mut &'a [u8], due: &mut u64) -> Option<(SequenceNumber, &'a [u8])> {
+    let mut bytes = *rest;
+    let sequence = varint::take(&mut bytes)?.checked_add(*due)?;
+    let len = usize::try_from(varint::take(&mut bytes)?).ok()?;
+    let (value, behind) = bytes.split_at_checked(len)?;
+    *due = sequence.checked_add(1)?;
+    *rest = behind;
+    Some((SequenceNumber(sequence), value))
+}
+
+/// Seeds the checksums of the pieces of a part: a piece under another identity does not verify.
+#[inline]
+fn identity(part: PartId, log: LogId, key: u32) -> u64 {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&part.token.to_le_bytes());
+    bytes[8..12].copy_from_slice(&part.index.to_le_bytes());
+    bytes[12..16].copy_from_slice(&key.to_le_bytes());
+    bytes[16..].copy_from_slice(&log.0.to_le_bytes());
+    xxh3_64(&bytes)
 }
