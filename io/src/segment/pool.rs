@@ -36,7 +36,7 @@ pub(super) enum Readiness {
 /// Invariants:
 /// 1. Epochs only grow, and a segment is taken only under an epoch whose record the journal has reported durable.
 /// 2. At most one segment is ready or being made ready.
-/// 3. A file goes from `Used` to `Free` only by release, from `Bad` nowhere but to removal.
+/// 3. A file goes from `Used` to `Free` only by release, `Bad` and `Lost` ones are never written again.
 pub(super) struct Pool {
     jobs: Jobs,
     helper: Option<Helper>,
@@ -59,7 +59,8 @@ enum State {
     Used(Option<u64>),
     /// In use, and never to be written again.
     Bad(u64),
-    Removing,
+    /// Takes its share of the budget until it is removed, if ever.
+    Lost,
 }
 
 struct Preparing {
@@ -187,7 +188,7 @@ impl Pool {
     pub(super) fn release(&mut self, segment: u32, epoch: u64) -> bool {
         let next = match self.states.get(&segment) {
             Some(State::Used(used)) if used.is_none_or(|used| used == epoch) => State::Free,
-            Some(State::Bad(used)) if *used == epoch => State::Removing,
+            Some(State::Bad(used)) if *used == epoch => State::Lost,
             _ => return false,
         };
         self.refusals_left = 0;
@@ -198,7 +199,7 @@ impl Pool {
             Some(preparing) if preparing.segment == segment => preparing.released = true,
             _ => {
                 self.states.insert(segment, next);
-                if next == State::Removing {
+                if next == State::Lost {
                     self.run(Job::Remove { segment });
                 }
             }
@@ -265,6 +266,11 @@ impl Pool {
                         self.states.insert(segment, State::Free);
                     }
                     Ok(()) => self.spare = Some((segment, epoch)),
+                    // Nobody said at open what it holds: it is left alone.
+                    Err(error) if !exists && error.kind() == io::ErrorKind::AlreadyExists => {
+                        tracing::warn!(segment, "an unknown file has the name of a segment: skipped");
+                        self.states.insert(segment, State::Lost);
+                    }
                     Err(error) => {
                         if exists {
                             self.states.insert(segment, State::Free);
