@@ -557,8 +557,12 @@ impl Turn {
         }
     }
 
-    /// The next command, or `None` and the right is given back.
+    /// The next command, or `None` and the right is given back, here or, after a shutdown, by the drop.
     fn next(&mut self) -> Option<Command> {
+        // A store that never waits would otherwise go on after the shutdown, within one poll.
+        if self.shared.core.shutdown.lock().closed {
+            return None;
+        }
         let mut state = self.shared.lock();
         let command = state.queue.pop_front();
         if command.is_none() {
