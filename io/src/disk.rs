@@ -168,3 +168,10 @@ pub(crate) fn check_write(write: &Write) -> io::Result<()> {
 pub(crate) fn not_open(file: FileSlot) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("{file:?} is not open; open it before writing"))
 }
+
+/// What a forked child is told: the disk, its threads and its memory stay with the parent.
+pub(crate) fn forked() -> io::Error {
+    io::Error::other(
+        "this disk was opened by the parent of this process; open the directory again after the fork",
+    )
+}

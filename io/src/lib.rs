@@ -6,6 +6,9 @@
 pub mod aligned;
 pub mod directory;
 pub mod disk;
+pub mod engine;
+pub mod psync;
 pub mod ring;
 pub mod segment;
 pub mod sim;
+pub mod uring;
