@@ -341,9 +341,7 @@ impl Lane {
     /// The draining end, or `None` while there is another.
     #[must_use]
     pub fn consumer(self: &Arc<Self>) -> Option<Consumer> {
-        if self.has_consumer.swap(true, Acquire) {
-            return None;
-        }
+        self.has_consumer.compare_exchange(false, true, Acquire, Relaxed).ok()?;
         Some(Consumer { head: self.head.0.load(Relaxed), peeked_bytes: 0, lane: self.clone() })
     }
 

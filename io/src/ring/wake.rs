@@ -42,7 +42,8 @@ impl Bell {
     /// Announces that the consumer is about to sleep. `idle` looks whether there is really nothing to do; what it does
     /// not see yet will ring. Returns whether the consumer may sleep; it then owes a call of [`awake`](Bell::awake).
     pub fn doze(&self, idle: impl FnOnce() -> bool) -> bool {
-        self.sleeping.store(true, Relaxed);
+        // A swap where a store would do: loom puts a store that meets the swap in `ring` in either order.
+        self.sleeping.swap(true, Relaxed);
         fence(SeqCst);
         let idle = idle();
         if !idle {
