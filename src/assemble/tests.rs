@@ -1,0 +1,357 @@
+//! Tests of the assembler, of parts and of footers together: what is appended is what is read, damage is noticed.
+
+use super::*;
+use crate::block::{BLOCK_HEADER_BYTES, BlockBuilder, BlockPlace, TABLE_ENTRY_BYTES, seal};
+use crate::footer::Footer;
+use crate::part::{Changeset, Directory, PartError};
+use crate::record::{FRAGMENT_LEAD_BYTES, fragment_lead};
+use crate::types::{ChangeKind, KeyGroup};
+use bytes::Bytes;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const PART: PartId = PartId { token: 0x0123_4567_89ab_cdef, index: 3 };
+type Contents = BTreeMap<(LogId, Option<KeyGroup>), Vec<(u64, Vec<u8>)>>;
+
+#[derive(Clone, Debug)]
+struct Change {
+    log: usize,
+    group: Option<u16>,
+    value: Vec<u8>,
+}
+
+fn log_id(log: usize) -> LogId {
+    // Not in the order of the slots.
+    LogId(u128::from_be_bytes([log as u8 ^ 0x55; 16]))
+}
+
+/// A small spiller: blocks of one page, values that do not fit go in fragments.
+struct Spill {
+    builder: BlockBuilder,
+    buffer: Vec<u8>,
+    blocks: Vec<Vec<u8>>,
+    next: BTreeMap<usize, u64>,
+}
+
+impl Spill {
+    fn new(first: u64) -> Spill {
+        let next = (0..256).map(|log| (log, first)).collect();
+        Spill { builder: BlockBuilder::new(4096), buffer: vec![0xee; 4096], blocks: Vec::new(), next }
+    }
+
+    fn entry(&mut self, log: usize) -> usize {
+        let known = self.builder.entries().iter().position(|entry| entry.slot == log as u32);
+        known.unwrap_or_else(|| {
+            self.builder.add_entry(log as u32, log_id(log), SequenceNumber(self.next[&log]))
+        })
+    }
+
+    fn frame(&mut self, kind: FrameKind, log: usize, key_group: u16, lead: &[u8], value: &[u8]) {
+        let len = lead.len() + value.len();
+        let mut frame = Header::new(kind, key_group, log as u32, len).0.to_le_bytes().to_vec();
+        frame.extend(lead);
+        frame.extend(value);
+        frame.resize(crate::record::frame_len(len), 0);
+        let entry = self.entry(log);
+        self.builder.push_frames(&mut self.buffer, &frame);
+        if !matches!(kind, FrameKind::FragmentFirst | FrameKind::FragmentMiddle) {
+            self.builder.add_count(entry, 1);
+            *self.next.get_mut(&log).unwrap() += 1;
+        }
+    }
+
+    fn append(&mut self, change: &Change) {
+        let key_group = change.group.unwrap_or(0);
+        let len = crate::record::frame_len(change.value.len());
+        let (kind, change_kind) = match change.group {
+            Some(_) => (FrameKind::Data, ChangeKind::Data),
+            None => (FrameKind::Metadata, ChangeKind::Metadata),
+        };
+        if len <= 1000 {
+            if !self.builder.fits(len, true) {
+                self.finish(false);
+            }
+            return self.frame(kind, change.log, key_group, &[], &change.value);
+        }
+        let mut rest = &change.value[..];
+        let mut first = true;
+        loop {
+            let least = 32 + TABLE_ENTRY_BYTES;
+            if self.builder.room() < least {
+                self.finish(!first);
+            }
+            let lead = if first { FRAGMENT_LEAD_BYTES } else { 0 };
+            let room = (self.builder.room() - TABLE_ENTRY_BYTES - 8 - lead) & !7;
+            let (value, behind) = rest.split_at(rest.len().min(room));
+            let kind = match (first, behind.is_empty()) {
+                (true, _) => FrameKind::FragmentFirst,
+                (_, true) => FrameKind::FragmentLast,
+                _ => FrameKind::FragmentMiddle,
+            };
+            let lead_bytes = fragment_lead(change_kind, change.value.len() as u64);
+            self.frame(kind, change.log, key_group, &lead_bytes[..lead], value);
+            rest = behind;
+            first = false;
+            if kind == FrameKind::FragmentLast {
+                break;
+            }
+        }
+    }
+
+    fn finish(&mut self, continues: bool) {
+        let len = self.builder.finish(&mut self.buffer, continues);
+        let number = self.blocks.len() as u64;
+        let place = BlockPlace {
+            directory: 1,
+            segment: 2,
+            epoch: 3,
+            index: number as u32,
+            offset: number * 4096,
+            number,
+            watermark: 0,
+        };
+        seal(&mut self.buffer[..len], &place);
+        self.blocks.push(self.buffer[..len].to_vec());
+    }
+
+    fn done(mut self) -> Vec<Vec<u8>> {
+        if !self.builder.is_empty() {
+            self.finish(false);
+        }
+        self.blocks
+    }
+}
+
+fn decoded(blocks: &[Vec<u8>]) -> Vec<Block<'_>> {
+    blocks.iter().map(|block| Block::decode(block, None).unwrap()).collect()
+}
+
+fn spill(changes: &[Change]) -> Vec<Vec<u8>> {
+    let mut spill = Spill::new(0);
+    changes.iter().for_each(|change| spill.append(change));
+    spill.done()
+}
+
+/// Reads everything back the way a reader does: footer, directories, changesets.
+fn read(object: &[u8], token: u64, index: u32) -> Result<Contents, Box<dyn std::error::Error>> {
+    let footer_range = Footer::locate(object, object.len() as u64)?;
+    let footer = Footer::decode(&object[footer_range.start as usize..], Some(token))?;
+    let id = PartId { token, index };
+    let mut contents = Contents::new();
+    for part in footer.parts() {
+        let bytes = &object[part.offset as usize..][..part.len as usize];
+        for run in &part.runs {
+            read_run(
+                &bytes[run.offset as usize..][..run.len as usize],
+                id,
+                run,
+                part.compression,
+                &mut contents,
+            )?;
+        }
+    }
+    Ok(contents)
+}
+
+fn read_run(
+    bytes: &[u8],
+    part: PartId,
+    run: &Run,
+    compression: Compression,
+    contents: &mut Contents,
+) -> Result<(), PartError> {
+    let bytes = Bytes::copy_from_slice(bytes);
+    let directory = Directory::decode(&bytes[..run.directory_len as usize], part, run)?;
+    for entry in directory.entries() {
+        let range = entry.range.start as usize..entry.range.end as usize;
+        let changeset = Changeset::decode(bytes.slice(range), part, run.log, entry.group, compression)?;
+        let records = contents.entry((run.log, entry.group)).or_default();
+        let before = records.len();
+        records.extend(changeset.records().map(|(sequence, value)| (sequence.0, value.to_vec())));
+        assert_eq!((records.len() - before) as u64, changeset.count());
+        for (record, (sequence, value)) in records[before..].iter().zip(changeset.into_records()) {
+            assert_eq!((record.0, &record.1[..]), (sequence.0, &value[..]));
+        }
+    }
+    Ok(())
+}
+
+fn object(part: &Part, compression: Compression) -> Vec<u8> {
+    let mut footer = Footer::new(PART.token);
+    footer.push(compression, part.runs.clone());
+    [&part.bytes[..], &footer.encode()].concat()
+}
+
+fn model(changes: &[Change], keep_from: impl Fn(LogId) -> u64) -> Contents {
+    let mut next = BTreeMap::<usize, u64>::new();
+    let mut contents = Contents::new();
+    for change in changes {
+        let next = next.entry(change.log).or_default();
+        if *next >= keep_from(log_id(change.log)) {
+            let key = (log_id(change.log), change.group.map(KeyGroup));
+            contents.entry(key).or_default().push((*next, change.value.clone()));
+        }
+        *next += 1;
+    }
+    contents
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    let group = prop_oneof![
+        1 => Just(None),
+        6 => (0..6u16).prop_map(Some),
+        2 => any::<u16>().prop_map(Some),
+        1 => Just(Some(u16::MAX)),
+    ];
+    let len = prop_oneof![10 => 0..40usize, 5 => 40..300usize, 1 => 900..9000usize];
+    (0..5usize, group, len, any::<u8>()).prop_map(|(log, group, len, seed)| {
+        let value = (0..len).map(|i| (i as u8 / 4).wrapping_mul(seed) ^ seed).collect();
+        Change { log, group, value }
+    })
+}
+
+proptest! {
+    #[test]
+    fn what_was_appended_is_what_is_read(
+        rounds in proptest::collection::vec(proptest::collection::vec(any_change(), 0..120), 1..3),
+        keep_from in 0..30u64,
+    ) {
+        // One assembler for all, so that nothing of a round may leak into the next.
+        let mut assembler = Assembler::new();
+        for changes in &rounds {
+            let blocks = spill(changes);
+            for compression in [Compression::None, Compression::Lz4] {
+                let keep = |log: LogId| if log.0 & 1 == 0 { keep_from } else { 0 };
+                let part = assembler
+                    .assemble(&decoded(&blocks), &mut |log| SequenceNumber(keep(log)), PART, compression)
+                    .unwrap();
+                let contents = read(&object(&part, compression), PART.token, PART.index).unwrap();
+                let wanted = model(changes, keep);
+                prop_assert_eq!(&contents, &wanted);
+                for run in &part.runs {
+                    let numbers: Vec<u64> = wanted
+                        .iter()
+                        .filter(|((log, _), _)| *log == run.log)
+                        .flat_map(|(_, records)| records.iter().map(|record| record.0))
+                        .collect();
+                    prop_assert_eq!(numbers.iter().min().copied(), Some(run.first.0));
+                    prop_assert_eq!(numbers.iter().max().map(|last| last + 1), Some(run.end.0));
+                }
+                let logs: std::collections::BTreeSet<LogId> = wanted.keys().map(|key| key.0).collect();
+                prop_assert!(logs.into_iter().eq(part.runs.iter().map(|run| run.log)));
+            }
+        }
+    }
+}
+
+fn small(log: usize, group: u16, value: &[u8]) -> Change {
+    Change { log, group: Some(group), value: value.to_vec() }
+}
+
+fn assemble(blocks: &[Vec<u8>], keep_from: u64) -> Result<Part, BlockError> {
+    Assembler::new().assemble(&decoded(blocks), &mut |_| SequenceNumber(keep_from), PART, Compression::None)
+}
+
+#[test]
+fn numbers_far_from_zero_survive() {
+    let first = u64::MAX - 5;
+    let mut spill = Spill::new(first);
+    for value in [b"a", b"b", b"c"] {
+        spill.append(&small(0, 7, value));
+        spill.append(&small(1, 9, value));
+    }
+    let part = assemble(&spill.done(), first + 1).unwrap();
+    let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
+    let wanted = vec![(first + 1, b"b".to_vec()), (first + 2, b"c".to_vec())];
+    assert_eq!(contents[&(log_id(0), Some(KeyGroup(7)))], wanted);
+    assert_eq!(contents[&(log_id(1), Some(KeyGroup(9)))], wanted);
+}
+
+#[test]
+fn a_hole_between_blocks_is_an_error_unless_nobody_wants_what_is_in_it() {
+    let changes: Vec<Change> = (0..40).map(|_| small(0, 1, &[7; 250])).collect();
+    let mut blocks = spill(&changes);
+    let in_first = Block::decode(&blocks[0], None).unwrap().logs().next().unwrap().count;
+    let in_second = Block::decode(&blocks[1], None).unwrap().logs().next().unwrap().count;
+    blocks.remove(1);
+    let end = u64::from(in_first + in_second);
+    assert!(assemble(&blocks, end).is_ok());
+    let gap =
+        BlockError::Gap { log: log_id(0), expected: SequenceNumber(end - 1), found: SequenceNumber(end) };
+    assert_eq!(assemble(&blocks, end - 1), Err(gap));
+    let twice = [blocks[0].clone(), blocks[0].clone()];
+    assert!(matches!(assemble(&twice, 1000), Err(BlockError::Gap { .. })));
+}
+
+#[test]
+fn a_change_cut_by_the_ends_is_an_error_unless_nobody_wants_it() {
+    let changes = [small(0, 1, b"small"), small(0, 1, &[3; 9000]), small(0, 2, b"behind")];
+    let blocks = spill(&changes);
+    assert!(assemble(&blocks, 0).is_ok());
+    for cut in 1..blocks.len() {
+        assert_eq!(assemble(&blocks[..cut], 0), Err(BlockError::Unfinished));
+        assert!(matches!(assemble(&blocks[cut..], 0), Err(BlockError::Corrupt(_))));
+        assert!(assemble(&blocks[..cut], 2).unwrap().runs.is_empty());
+        let rest = assemble(&blocks[cut..], 2).unwrap();
+        assert_eq!((rest.runs[0].first.0, rest.runs[0].end.0), (2, 3));
+    }
+}
+
+#[test]
+fn no_blocks_make_an_empty_part() {
+    let part = assemble(&[], 0).unwrap();
+    assert_eq!(part, Part { bytes: Vec::new(), runs: Vec::new() });
+}
+
+/// Every single-bit flip and every truncation of an object is detected by whoever reads all of it.
+#[test]
+fn any_damage_to_an_object_is_detected() {
+    let changes: Vec<Change> = (0..60u8)
+        .map(|i| Change {
+            log: usize::from(i % 3),
+            group: i.checked_rem(7).filter(|group| *group > 0).map(u16::from),
+            value: vec![i; usize::from(i % 30)],
+        })
+        .collect();
+    let blocks = spill(&changes);
+    let whole = model(&changes, |_| 0);
+    for compression in [Compression::None, Compression::Lz4] {
+        let part = Assembler::new()
+            .assemble(&decoded(&blocks), &mut |_| SequenceNumber(0), PART, compression)
+            .unwrap();
+        let object = object(&part, compression);
+        assert_eq!(read(&object, PART.token, PART.index).unwrap(), whole);
+        assert!(read(&object, PART.token ^ 1, PART.index).is_err(), "another object");
+        assert!(read(&object, PART.token, PART.index + 1).is_err(), "another part");
+        for bit in 0..object.len() * 8 {
+            let mut damaged = object.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(read(&damaged, PART.token, PART.index).is_err(), "bit {bit}");
+        }
+        for len in 0..object.len() {
+            assert!(read(&object[..len], PART.token, PART.index).is_err(), "cut to {len}");
+        }
+    }
+}
+
+/// Valid checksums do not protect from frames that nobody would write.
+#[test]
+fn frames_that_contradict_the_table_are_errors_or_harmless() {
+    let changes = [small(0, 1, b"one"), small(1, 2, &[5; 1500]), small(0, 1, b"two")];
+    let block = &spill(&changes)[0];
+    let header = *Block::decode(block, None).unwrap().header();
+    let frames = BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.frames_len + 64;
+    let mut refused = 0;
+    for bit in frames.start * 8..frames.end * 8 {
+        let mut damaged = block.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        seal(&mut damaged, &header.place);
+        let Ok(block) = Block::decode(&damaged, None) else { continue };
+        let keep = &mut |_| SequenceNumber(0);
+        match Assembler::new().assemble(&[block], keep, PART, Compression::None) {
+            Ok(part) => drop(read(&object(&part, Compression::None), PART.token, PART.index).unwrap()),
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(refused > 100, "most flips in headers and the table are noticed: {refused}");
+}
