@@ -1,4 +1,210 @@
-//! The tool `tidelog`.
+//! The tool `tidelog`: its commands, their exit codes, and how an error reaches a person.
+//!
+//! Each command is a file of its own: its arguments and a `run`.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod bench;
+mod demo;
+mod doctor;
+#[allow(dead_code, reason = "`write` uses it")]
+mod input;
+mod inspect;
+#[allow(dead_code, reason = "`write` uses it")]
+mod key;
+mod read;
+mod verify;
+mod write;
+
+use std::io::ErrorKind;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use tidelog::KeyGroupRange;
+
+/// Records state changes: first to local disks, then as one object per checkpoint to a bucket.
+#[derive(Parser)]
+#[command(name = "tidelog", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+const EXIT_CODES: &str = "Without a command: a short demonstration in a temporary directory.
+
+Exit codes: 0 done; 1 it failed, standard error says why and what to do; 2 the arguments are wrong; \
+3 a verification found damage.";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Appends records from files or standard input, and prints the handle of each checkpoint.
+    Write(write::WriteArgs),
+    /// Prints the records that handles stand for.
+    Read(read::ReadArgs),
+    /// Shows what a segment, a manifest, an object or a handle holds.
+    Inspect(inspect::InspectArgs),
+    /// Checks every byte of segments, manifests, objects or handles.
+    Verify(verify::VerifyArgs),
+    /// Measures appends, durable writes and checkpoints on this machine.
+    Bench(bench::BenchArgs),
+    /// Looks at this machine and says what to change for tidelog to run well.
+    Doctor(doctor::DoctorArgs),
+    /// Shows the main job end to end in a temporary directory.
+    Demo(demo::DemoArgs),
+}
+
+/// Where a changelog keeps its data.
+#[derive(Args, Clone, Debug)]
+struct Places {
+    /// A local directory for segments; give one for each disk.
+    #[arg(long = "dir", value_name = "DIR", default_value = "tidelog-data")]
+    dirs: Vec<PathBuf>,
+    /// Where checkpoints go, as file:///an/absolute/directory.
+    #[arg(long, value_name = "URL")]
+    bucket: String,
+}
+
+/// How a command ends when it does not succeed.
+#[derive(Debug)]
+enum Failure {
+    /// Exit code 1: what happened, to what, and what to do.
+    Failed(String),
+    #[allow(dead_code, reason = "`verify` uses it")]
+    /// Exit code 3: verification found damage, which the command has already reported.
+    Damaged,
+    /// Exit code 0 and no word: nobody reads the output any more.
+    OutputClosed,
+}
+
+impl Failure {
+    fn new(message: impl ToString) -> Failure {
+        Failure::Failed(message.to_string())
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    /// For the command's own output; other I/O errors are worth a message that names the file.
+    fn from(error: std::io::Error) -> Failure {
+        match error.kind() {
+            ErrorKind::BrokenPipe => Failure::OutputClosed,
+            _ => Failure::Failed(format!("cannot write the output: {error}")),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    // Clap ends the process with code 2 when the arguments are wrong.
+    let result = match Cli::parse().command.unwrap_or_else(|| Command::Demo(demo::DemoArgs::default())) {
+        Command::Write(args) => write::run(args),
+        Command::Read(args) => read::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Demo(args) => demo::run(args),
+    };
+    match result {
+        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Err(Failure::Failed(message)) => {
+            eprintln!("tidelog: {message}");
+            ExitCode::from(1)
+        }
+        Err(Failure::Damaged) => ExitCode::from(3),
+    }
+}
+
+/// Reads `a-b` or `a` as a range of key groups, both ends included.
+fn parse_key_groups(text: &str) -> Result<KeyGroupRange, String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) => KeyGroupRange::new(first, last)
+            .ok_or_else(|| format!("{first} is above {last}: give the lower end first")),
+        _ => Err("give FIRST-LAST, as in 0-63; key groups go from 0 to 65535".to_owned()),
+    }
+}
+
+/// Reads a separator of fields: one byte, or `\t`.
+fn parse_separator(text: &str) -> Result<u8, String> {
+    match text.as_bytes() {
+        [byte] => Ok(*byte),
+        b"\\t" => Ok(b'\t'),
+        _ => Err("give a single byte, or \\t".to_owned()),
+    }
+}
+
+/// Reads a number of bytes, with an optional K, M or G (powers of 1024).
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
+        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    match digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)) {
+        Some(bytes) => Ok(bytes),
+        None => Err("give a number of bytes, as in 4096, 64K, 16M or 1G".to_owned()),
+    }
+}
+
+/// When to take a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CheckpointEvery {
+    /// After so many records.
+    Records(u64),
+    /// After so much time.
+    Time(std::time::Duration),
+}
+
+/// Reads a number of records, or a time as in 500ms or 2s.
+fn parse_checkpoint_every(text: &str) -> Result<CheckpointEvery, String> {
+    use std::time::Duration;
+    let positive = |digits: &str| digits.parse::<u64>().ok().filter(|&number| number > 0);
+    let every = if let Some(digits) = text.strip_suffix("ms") {
+        positive(digits).map(|number| CheckpointEvery::Time(Duration::from_millis(number)))
+    } else if let Some(digits) = text.strip_suffix('s') {
+        positive(digits).map(|number| CheckpointEvery::Time(Duration::from_secs(number)))
+    } else {
+        positive(text).map(CheckpointEvery::Records)
+    };
+    every.ok_or_else(|| "give a number of records, as in 10000, or a time, as in 500ms or 2s".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn values_of_arguments() {
+        assert_eq!(parse_key_groups("0-63"), Ok(KeyGroupRange::new(0, 63).unwrap()));
+        assert_eq!(parse_key_groups("7"), Ok(KeyGroupRange::new(7, 7).unwrap()));
+        for bad in ["", "-", "5-4", "1-2-3", "a-b", "0-65536"] {
+            assert!(parse_key_groups(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_separator(","), Ok(b','));
+        assert_eq!(parse_separator("\\t"), Ok(b'\t'));
+        assert!(
+            parse_separator("ab").is_err() && parse_separator("").is_err() && parse_separator("é").is_err()
+        );
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("64K"), Ok(65_536));
+        assert_eq!(parse_bytes("1G"), Ok(1 << 30));
+        for bad in ["", "K", "1.5M", "-1", "18446744073709551615G", "1é"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_checkpoint_every("10"), Ok(CheckpointEvery::Records(10)));
+        assert_eq!(parse_checkpoint_every("500ms"), Ok(CheckpointEvery::Time(Duration::from_millis(500))));
+        assert_eq!(parse_checkpoint_every("2s"), Ok(CheckpointEvery::Time(Duration::from_secs(2))));
+        for bad in ["", "0", "0s", "s", "1m", "-1"] {
+            assert!(parse_checkpoint_every(bad).is_err(), "{bad}");
+        }
+    }
+}
