@@ -1,7 +1,10 @@
 //! What the simulation promises: the same history from the same seed, and each fault as it says.
 
+use std::io;
+
 use super::*;
 use crate::aligned::AlignedBuf;
+use crate::disk::{Completion, Disk, FileSlot, Write};
 
 const TICK: Duration = Duration::from_millis(1);
 
