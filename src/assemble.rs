@@ -506,4 +506,4 @@ fn copy_padded(out: &mut [u8], value: &[u8], len: usize) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -492,3 +492,6 @@ fn get_u32(bytes: &[u8], at: usize) -> u32 {
 fn get_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("inside the header"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,8 @@ pub mod record;
 mod types;
 #[doc(hidden)]
 pub mod varint;
+#[doc(hidden)]
+pub mod walk;
 
 pub use handle::{ChangelogHandle, Extent, HandleError};
 pub use types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};

@@ -363,3 +363,158 @@ fn identity(part: PartId, log: LogId, key: u32) -> u64 {
     bytes[16..].copy_from_slice(&log.0.to_le_bytes());
     xxh3_64(&bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PART: PartId = PartId { token: 42, index: 1 };
+    const LOG: LogId = LogId(0xabc);
+
+    fn run(directory_len: usize, len: u64) -> Run {
+        let (first, end) = (SequenceNumber(0), SequenceNumber(1));
+        Run { log: LOG, first, end, offset: 0, directory_len: directory_len as u32, len }
+    }
+
+    /// A directory of any body, under a right checksum.
+    fn sealed_directory(body: &[u8]) -> Vec<u8> {
+        let checksum = xxh3_64_with_seed(body, identity(PART, LOG, DIRECTORY_KEY));
+        [body, &checksum.to_le_bytes()].concat()
+    }
+
+    /// A changeset of metadata with anything stored, under a right checksum.
+    fn sealed_changeset(stored: &[u8]) -> Bytes {
+        let mut bytes = [&[0; CHECKSUM_BYTES], stored].concat();
+        seal_changeset(&mut bytes, PART, LOG, 0);
+        bytes.into()
+    }
+
+    fn changeset(stored: &[u8], compression: Compression) -> Result<Changeset, PartError> {
+        Changeset::decode(sealed_changeset(stored), PART, LOG, None, compression)
+    }
+
+    fn numbers(values: &[u64]) -> Vec<u8> {
+        let mut out = Vec::new();
+        values.iter().for_each(|value| varint::put(&mut out, *value));
+        out
+    }
+
+    fn corrupt<T: std::fmt::Debug>(result: Result<T, PartError>) {
+        assert!(matches!(result, Err(PartError::Corrupt(..))), "{result:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn directories_round_trip(changesets in proptest::collection::btree_map(0..GROUP_KEYS as u32, 9..1u64 << 40, 0..300)) {
+            let mut bytes = Vec::new();
+            put_directory(&mut bytes, PART, LOG, changesets.iter().map(|(key, len)| (*key, *len)));
+            prop_assert_eq!(bytes.len(), directory_len(changesets.iter().map(|(key, len)| (*key, *len))));
+            let run = run(bytes.len(), bytes.len() as u64 + changesets.values().sum::<u64>());
+            let directory = Directory::decode(&bytes, PART, &run).unwrap();
+            let mut at = bytes.len() as u64;
+            prop_assert_eq!(directory.entries().len(), changesets.len());
+            for (entry, (key, len)) in directory.entries().iter().zip(&changesets) {
+                prop_assert_eq!(entry.group.map_or(0, |group| u32::from(group.0) + 1), *key);
+                prop_assert_eq!(&entry.range, &(at..at + len));
+                at += len;
+            }
+        }
+
+        #[test]
+        fn packed_changesets_round_trip(values in proptest::collection::vec(
+            proptest::collection::vec(0..4u8, 0..100), 0..200)) {
+            let mut payload = numbers(&[values.len() as u64]);
+            for value in &values {
+                payload.extend(numbers(&[3, value.len() as u64]));
+                payload.extend(value);
+            }
+            let mut packer = Packer::default();
+            let mut bytes = Vec::new();
+            packer.put_changeset(&mut bytes, &payload, PART, LOG, 0);
+            prop_assert!(bytes.len() <= payload.len() + CHECKSUM_BYTES + 1);
+            let changeset = Changeset::decode(bytes.into(), PART, LOG, None, Compression::Lz4).unwrap();
+            prop_assert!(changeset.records().map(|(_, value)| value).eq(&values));
+        }
+
+        #[test]
+        fn sealed_nonsense_does_not_panic(body in proptest::collection::vec(any::<u8>(), 0..300), len: u64) {
+            let _ = Directory::decode(&sealed_directory(&body), PART, &run(body.len() + 8, len));
+            for compression in [Compression::None, Compression::Lz4] {
+                if let Ok(changeset) = changeset(&body, compression) {
+                    prop_assert_eq!(changeset.records().count() as u64, changeset.count());
+                }
+            }
+        }
+
+        #[test]
+        fn bytes_without_their_checksum_are_refused(body in proptest::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(Directory::decode(&body, PART, &run(body.len(), 1 << 20)).is_err());
+            prop_assert!(Changeset::decode(body.into(), PART, LOG, None, Compression::None).is_err());
+        }
+    }
+
+    #[test]
+    fn directories_that_do_not_fill_the_run_are_refused() {
+        let body = numbers(&[2, 0, 100, 4, 50]);
+        let bytes = sealed_directory(&body);
+        let whole = run(bytes.len(), bytes.len() as u64 + 150);
+        let directory = Directory::decode(&bytes, PART, &whole).unwrap();
+        assert_eq!(directory.entries()[1].group, Some(KeyGroup(4)));
+        corrupt(Directory::decode(&bytes, PART, &Run { len: whole.len + 1, ..whole }));
+        corrupt(Directory::decode(&bytes, PART, &Run { len: whole.len - 1, ..whole }));
+        corrupt(Directory::decode(&bytes, PART, &Run { directory_len: whole.directory_len - 1, ..whole }));
+        for numbers_of_body in [
+            &[1 << 60][..],             // a count that nothing could hold
+            &[2, 0, 150],               // fewer entries than it says
+            &[1, 65_537, 150],          // no such key group
+            &[2, 65_536, 100, 0, 50],   // nor such a second one
+            &[2, u64::MAX, 100, 4, 50], // nor one that wraps
+            &[2, 0, u64::MAX, 4, 151],  // lengths that wrap
+            &[2, 0, 100, 4, 50, 0],     // bytes behind
+        ] {
+            let bytes = sealed_directory(&numbers(numbers_of_body));
+            corrupt(Directory::decode(&bytes, PART, &run(bytes.len(), bytes.len() as u64 + 150)));
+        }
+    }
+
+    #[test]
+    fn changesets_that_contradict_themselves_are_refused() {
+        assert_eq!(changeset(&numbers(&[1, 5, 0]), Compression::None).unwrap().count(), 1);
+        for stored in [
+            &[][..],
+            &[2, 5, 0],
+            &[0, 5, 0],
+            &[1, 5, 1],
+            &[1, u64::MAX, 0],
+            &[2, u64::MAX - 1, 0, 0, 0],
+            &[1, 5, u64::MAX],
+        ] {
+            corrupt(changeset(&numbers(stored), Compression::None));
+        }
+    }
+
+    #[test]
+    fn bombs_are_refused_before_memory_is_taken() {
+        let zeros = lz4_flex::block::compress(&vec![0; 1 << 20]);
+        // It is what it says, but no changeset: a million zeros are no count.
+        corrupt(changeset(&[&numbers(&[1 << 20])[..], &zeros].concat(), Compression::Lz4));
+        for claimed in [1, (1 << 20) - 1, (1 << 20) + 1, 1 << 26, (1 << 26) + 1, 1 << 40, u64::MAX] {
+            let stored = [&numbers(&[claimed])[..], &zeros].concat();
+            assert!(unpack(stored.clone().into()).is_none(), "{claimed}");
+            corrupt(changeset(&stored, Compression::Lz4));
+        }
+        assert_eq!(unpack([&numbers(&[1 << 20])[..], &zeros].concat().into()).unwrap().len(), 1 << 20);
+    }
+
+    #[test]
+    fn a_piece_under_another_identity_is_refused() {
+        let bytes = sealed_changeset(&numbers(&[1, 5, 0]));
+        let decode = |part, log, group| Changeset::decode(bytes.clone(), part, log, group, Compression::None);
+        assert!(decode(PART, LOG, None).is_ok());
+        assert!(decode(PartId { token: 43, ..PART }, LOG, None).is_err());
+        assert!(decode(PartId { index: 2, ..PART }, LOG, None).is_err());
+        assert!(decode(PART, LogId(0xabd), None).is_err());
+        assert!(decode(PART, LOG, Some(KeyGroup(0))).is_err());
+    }
+}

@@ -14,19 +14,19 @@ const PART: PartId = PartId { token: 0x0123_4567_89ab_cdef, index: 3 };
 type Contents = BTreeMap<(LogId, Option<KeyGroup>), Vec<(u64, Vec<u8>)>>;
 
 #[derive(Clone, Debug)]
-struct Change {
-    log: usize,
-    group: Option<u16>,
-    value: Vec<u8>,
+pub(crate) struct Change {
+    pub(crate) log: usize,
+    pub(crate) group: Option<u16>,
+    pub(crate) value: Vec<u8>,
 }
 
-fn log_id(log: usize) -> LogId {
+pub(crate) fn log_id(log: usize) -> LogId {
     // Not in the order of the slots.
     LogId(u128::from_be_bytes([log as u8 ^ 0x55; 16]))
 }
 
 /// A small spiller: blocks of one page, values that do not fit go in fragments.
-struct Spill {
+pub(crate) struct Spill {
     builder: BlockBuilder,
     buffer: Vec<u8>,
     blocks: Vec<Vec<u8>>,
@@ -122,11 +122,11 @@ impl Spill {
     }
 }
 
-fn decoded(blocks: &[Vec<u8>]) -> Vec<Block<'_>> {
+pub(crate) fn decoded(blocks: &[Vec<u8>]) -> Vec<Block<'_>> {
     blocks.iter().map(|block| Block::decode(block, None).unwrap()).collect()
 }
 
-fn spill(changes: &[Change]) -> Vec<Vec<u8>> {
+pub(crate) fn spill(changes: &[Change]) -> Vec<Vec<u8>> {
     let mut spill = Spill::new(0);
     changes.iter().for_each(|change| spill.append(change));
     spill.done()
@@ -196,7 +196,7 @@ fn model(changes: &[Change], keep_from: impl Fn(LogId) -> u64) -> Contents {
     contents
 }
 
-fn any_change() -> impl Strategy<Value = Change> {
+pub(crate) fn any_change() -> impl Strategy<Value = Change> {
     let group = prop_oneof![
         1 => Just(None),
         6 => (0..6u16).prop_map(Some),
@@ -354,4 +354,46 @@ fn frames_that_contradict_the_table_are_errors_or_harmless() {
         }
     }
     assert!(refused > 100, "most flips in headers and the table are noticed: {refused}");
+}
+
+/// Never change the file: objects of version 1 must be readable for ever. Part 0 is not compressed, part 1 is.
+#[test]
+fn the_fixture_is_read_for_ever() {
+    let object = include_bytes!("../../tests/fixtures/object-v1.bin");
+    let range = Footer::locate(object, object.len() as u64).unwrap();
+    let footer = Footer::decode(&object[range.start as usize..], Some(PART.token)).unwrap();
+    assert_eq!(footer.parts_len(), range.start);
+    let mut contents = Contents::new();
+    for (index, part) in (0..).zip(footer.parts()) {
+        let bytes = &object[part.offset as usize..][..part.len as usize];
+        for run in &part.runs {
+            let run_bytes = &bytes[run.offset as usize..][..run.len as usize];
+            read_run(run_bytes, footer.part_id(index), run, part.compression, &mut contents).unwrap();
+        }
+    }
+    let changes = fixture_changes();
+    assert_eq!(contents, model(&changes, |_| 0));
+    let compressions: Vec<Compression> = footer.parts().iter().map(|part| part.compression).collect();
+    assert_eq!(compressions, [Compression::None, Compression::Lz4]);
+    if crate::footer::FOOTER_VERSION == 1 {
+        // What one LZ4 makes of the same bytes another need not.
+        let id = footer.part_id(0);
+        let blocks = spill(&changes[..4]);
+        let part = Assembler::new()
+            .assemble(&decoded(&blocks), &mut |_| SequenceNumber(0), id, Compression::None)
+            .unwrap();
+        assert_eq!(part.bytes, object[..part.bytes.len()]);
+        assert_eq!(footer.encode(), object[range.start as usize..]);
+    }
+}
+
+fn fixture_changes() -> Vec<Change> {
+    vec![
+        small(0, 5, b"first"),
+        Change { log: 1, group: None, value: b"a registration".to_vec() },
+        small(0, 65_535, b""),
+        small(0, 5, b"second"),
+        small(1, 0, &[b'x'; 300]),
+        small(0, 6, b"incompressible"),
+    ]
 }
