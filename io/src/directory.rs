@@ -17,7 +17,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
 use rustix::io::Errno;
 
 use crate::aligned::AlignedBuf;
-use crate::disk::Files;
+use crate::disk::{Files, check_file_name};
 pub use manifest::{MANIFEST_NAME, Manifest, ManifestContent, ManifestError};
 
 /// The file that is locked. It is not among the files that [`Files::list`] names.
@@ -222,11 +222,11 @@ impl RealFiles {
     }
 
     fn file(&self, name: &str) -> io::Result<PathBuf> {
-        let plain = !name.is_empty() && !name.contains(['/', '\0']) && name != "." && name != "..";
-        if !plain || name == LOCK_NAME || name.ends_with(UNFINISHED_SUFFIX) {
+        check_file_name(name)?;
+        if name == LOCK_NAME || name.ends_with(UNFINISHED_SUFFIX) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{name:?} cannot name a file here"),
+                format!("{name:?} is a name that the directory keeps for itself; give another"),
             ));
         }
         Ok(self.path.join(name))

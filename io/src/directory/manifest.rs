@@ -568,6 +568,27 @@ mod tests {
     }
 
     #[test]
+    fn exchanged_batches_and_those_of_another_directory_are_damage() {
+        let (files, mut manifest) = filled();
+        let mut ends = vec![bytes(&files).len()];
+        for record in [b"one", b"two"] {
+            manifest.append(&[record]).unwrap();
+            ends.push(bytes(&files).len());
+        }
+        let good = bytes(&files);
+        let exchanged = [&good[..ends[0]], &good[ends[1]..], &good[ends[0]..ends[1]]].concat();
+        assert!(matches!(ManifestContent::decode(&exchanged), Err(ManifestError::Corrupt { .. })));
+        let twice = [&good[..], &good[ends[1]..]].concat();
+        assert!(matches!(ManifestContent::decode(&twice), Err(ManifestError::Corrupt { .. })));
+
+        let files = Arc::new(OneFile::default());
+        Manifest::create(files.clone(), 0x4321).unwrap();
+        let foreign = [&bytes(&files)[..], &good[ends[0]..]].concat();
+        let content = ManifestContent::decode(&foreign).unwrap();
+        assert_eq!((content.records.len(), content.torn_bytes), (0, (good.len() - ends[0]) as u64));
+    }
+
+    #[test]
     fn failed_append_is_followed_by_a_rewrite() {
         let (files, mut manifest) = filled();
         manifest.append(&[b"kept"]).unwrap();

@@ -590,6 +590,22 @@ fn helper_thread_makes_segments_ready() {
 }
 
 #[test]
+fn segment_released_while_it_is_made_ready_is_not_used_under_that_epoch() {
+    let world = SimWorld::new(1);
+    world.set_real_time(true);
+    let mut rig = Rig::new(&world, 1, true);
+    // The record waits for this lock, so the segment is not ready before the release.
+    let log = rig.log.clone();
+    let held = log.0.lock().unwrap();
+    rig.segments.prepare();
+    rig.segments.release(1, 1);
+    drop(held);
+    rig.write(1).unwrap();
+    rig.drain();
+    assert_eq!(rig.places(), [(1, 2, 0)]);
+}
+
+#[test]
 fn panic_of_the_helper_makes_the_device_sick() {
     struct Panics;
     impl Journal for Panics {
@@ -614,7 +630,7 @@ fn panic_of_the_helper_makes_the_device_sick() {
     loop {
         match segments.submit(payload(0, BLOCK_BYTES), BLOCK_BYTES).unwrap_err().reason {
             RefusedReason::Sick(_) => break,
-            RefusedReason::Preparing => segments.poll(Duration::from_secs(10), &mut Vec::new()),
+            RefusedReason::Preparing => segments.poll(Duration::from_secs(3600), &mut Vec::new()),
             reason => panic!("{reason:?}"),
         }
     }
