@@ -6,7 +6,7 @@
 //! Bytes, version 1: magic (8), version u32, body length u32, body, xxh3-64 of all before it. All little-endian. Body:
 //! log id u128, name, first and last key group, from, length, number of buckets, their URLs, number of extents; then
 //! per extent: bucket index, object name, object length, footer offset, footer length, token u64, number of changes.
-//! Integers without a width are LEB128; a text is its length and its UTF-8. The extents' first numbers follow from
+//! Integers without a width are those of `varint.rs`; a text is its length and its UTF-8. The extents' first numbers follow from
 //! `from`, because extents are contiguous.
 //!
 //! The JSON form is in `handle/json.rs`.
@@ -19,8 +19,8 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::fields::{FieldError, FieldReader, put_text, put_varint};
-use crate::{KeyGroupRange, LogId, SequenceNumber};
+use crate::fields::{FieldError, FieldReader, put_text};
+use crate::{KeyGroupRange, LogId, SequenceNumber, varint};
 
 /// The bytes at the start of an encoded handle.
 pub const HANDLE_MAGIC: [u8; 8] = *b"tidehnd\0";
@@ -227,11 +227,11 @@ impl ChangelogHandle {
     fn put_body(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.log.0.to_le_bytes());
         put_text(out, &self.name);
-        put_varint(out, u64::from(self.key_groups.first().0));
-        put_varint(out, u64::from(self.key_groups.last().0));
-        put_varint(out, self.from.0);
+        varint::put(out, u64::from(self.key_groups.first().0));
+        varint::put(out, u64::from(self.key_groups.last().0));
+        varint::put(out, self.from.0);
         // Wrapping: a JSON handle is encoded for its checksum before its numbers are checked.
-        put_varint(out, self.to.0.wrapping_sub(self.from.0));
+        varint::put(out, self.to.0.wrapping_sub(self.from.0));
         let mut indexes: HashMap<&str, u64> = HashMap::new();
         let mut buckets: Vec<&str> = Vec::new();
         for extent in &self.extents {
@@ -240,19 +240,19 @@ impl ChangelogHandle {
                 buckets.push(&extent.bucket);
             }
         }
-        put_varint(out, buckets.len() as u64);
+        varint::put(out, buckets.len() as u64);
         for bucket in buckets {
             put_text(out, bucket);
         }
-        put_varint(out, self.extents.len() as u64);
+        varint::put(out, self.extents.len() as u64);
         for extent in &self.extents {
-            put_varint(out, indexes[extent.bucket.as_str()]);
+            varint::put(out, indexes[extent.bucket.as_str()]);
             put_text(out, &extent.object);
-            put_varint(out, extent.object_bytes);
-            put_varint(out, extent.footer.start);
-            put_varint(out, extent.footer.end.wrapping_sub(extent.footer.start));
+            varint::put(out, extent.object_bytes);
+            varint::put(out, extent.footer.start);
+            varint::put(out, extent.footer.end.wrapping_sub(extent.footer.start));
             out.extend_from_slice(&extent.token.to_le_bytes());
-            put_varint(out, extent.end.0.wrapping_sub(extent.first.0));
+            varint::put(out, extent.end.0.wrapping_sub(extent.first.0));
         }
     }
 

@@ -7,7 +7,7 @@
 //! A record is applied to the live state first and appended to the file only if the state took it, so that a manifest
 //! never holds a record that its own replay refuses. A record must be durable before what it announces is done.
 //!
-//! A record is a tag byte and its fields: integers without a width are LEB128, fixed ones little-endian, a text is its
+//! A record is a tag byte and its fields: integers without a width are those of `varint.rs`, fixed ones little-endian, a text is its
 //! length and its UTF-8. Tags are never used again; a record with an unknown tag comes from a newer program.
 
 mod state;
@@ -16,9 +16,9 @@ use std::ops::Range;
 
 pub use state::{Cut, LogExtent, LogState, ManifestState, OpenUpload};
 
-use crate::fields::{FieldError, FieldReader, put_text, put_varint};
+use crate::fields::{FieldError, FieldReader, put_text};
 use crate::handle::{BUCKET_BYTES_MAX, LOG_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
-use crate::{KeyGroupRange, LogId, SequenceNumber};
+use crate::{KeyGroupRange, LogId, SequenceNumber, varint};
 
 /// The most ranges in one [`ManifestRecord::ObjectCompleted`], so that a record stays far below the manifest file's
 /// limit of 1 MiB. An object with more takes several records; see [`ManifestRecord::completed`].
@@ -213,8 +213,8 @@ impl ManifestRecord {
             ManifestRecord::Opened { session, next_epoch, next_number } => {
                 out.push(TAG_OPENED);
                 out.extend_from_slice(&session.to_le_bytes());
-                put_varint(&mut out, *next_epoch);
-                put_varint(&mut out, *next_number);
+                varint::put(&mut out, *next_epoch);
+                varint::put(&mut out, *next_number);
             }
             ManifestRecord::SegmentAcquired { segment, epoch } => {
                 put_segment(&mut out, TAG_SEGMENT_ACQUIRED, *segment, *epoch);
@@ -224,22 +224,22 @@ impl ManifestRecord {
             }
             ManifestRecord::Cut { epoch_below, number } => {
                 out.push(TAG_CUT);
-                put_varint(&mut out, *epoch_below);
-                put_varint(&mut out, *number);
+                varint::put(&mut out, *epoch_below);
+                varint::put(&mut out, *number);
             }
             ManifestRecord::LogCreated { log, name, key_groups } => {
                 put_log(&mut out, TAG_LOG_CREATED, *log);
                 put_text(&mut out, name);
-                put_varint(&mut out, u64::from(key_groups.first().0));
-                put_varint(&mut out, u64::from(key_groups.last().0));
+                varint::put(&mut out, u64::from(key_groups.first().0));
+                varint::put(&mut out, u64::from(key_groups.last().0));
             }
             ManifestRecord::LogTruncated { log, to } => {
                 put_log(&mut out, TAG_LOG_TRUNCATED, *log);
-                put_varint(&mut out, to.0);
+                varint::put(&mut out, to.0);
             }
             ManifestRecord::LogConfirmed { log, to } => {
                 put_log(&mut out, TAG_LOG_CONFIRMED, *log);
-                put_varint(&mut out, to.0);
+                varint::put(&mut out, to.0);
             }
             ManifestRecord::LogClosed { log } => put_log(&mut out, TAG_LOG_CLOSED, *log),
             ManifestRecord::LogForgotten { log } => put_log(&mut out, TAG_LOG_FORGOTTEN, *log),
@@ -325,8 +325,8 @@ impl ManifestRecord {
 
 fn put_segment(out: &mut Vec<u8>, tag: u8, segment: u32, epoch: u64) {
     out.push(tag);
-    put_varint(out, u64::from(segment));
-    put_varint(out, epoch);
+    varint::put(out, u64::from(segment));
+    varint::put(out, epoch);
 }
 
 fn put_log(out: &mut Vec<u8>, tag: u8, log: LogId) {
@@ -338,15 +338,15 @@ fn put_completed(out: &mut Vec<u8>, completed: &CompletedObject) {
     put_text(out, &completed.bucket);
     put_text(out, &completed.object);
     out.extend_from_slice(&completed.token.to_le_bytes());
-    put_varint(out, completed.object_bytes);
-    put_varint(out, completed.footer.start);
-    put_varint(out, completed.footer.end.wrapping_sub(completed.footer.start));
-    put_varint(out, completed.blocks_end);
-    put_varint(out, completed.ranges.len() as u64);
+    varint::put(out, completed.object_bytes);
+    varint::put(out, completed.footer.start);
+    varint::put(out, completed.footer.end.wrapping_sub(completed.footer.start));
+    varint::put(out, completed.blocks_end);
+    varint::put(out, completed.ranges.len() as u64);
     for range in &completed.ranges {
         out.extend_from_slice(&range.log.0.to_le_bytes());
-        put_varint(out, range.first.0);
-        put_varint(out, range.end.0.wrapping_sub(range.first.0));
+        varint::put(out, range.first.0);
+        varint::put(out, range.end.0.wrapping_sub(range.first.0));
     }
 }
 
@@ -486,11 +486,11 @@ mod tests {
             ranges: Vec::new(),
         };
         let mut bytes = ManifestRecord::ObjectCompleted(object.clone()).encode();
-        assert_eq!(bytes.pop(), Some(0), "the number of ranges comes last");
+        assert_eq!(bytes.pop(), Some(1), "the number of ranges, 0, comes last");
         let mut many = bytes.clone();
-        put_varint(&mut many, RANGES_PER_RECORD_MAX as u64 + 1);
+        varint::put(&mut many, RANGES_PER_RECORD_MAX as u64 + 1);
         assert_eq!(ManifestRecord::decode(&many), Err(ManifestError::Invalid("number of ranges")));
-        put_varint(&mut bytes, RANGES_PER_RECORD_MAX as u64);
+        varint::put(&mut bytes, RANGES_PER_RECORD_MAX as u64);
         assert_eq!(ManifestRecord::decode(&bytes), Err(ManifestError::Truncated("number of ranges")));
 
         let range =
