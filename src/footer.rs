@@ -330,3 +330,164 @@ fn compression_of(code: u64) -> Result<Compression, FooterError> {
 fn chunk<const N: usize>(trailer: &[u8; TRAILER_BYTES], at: usize) -> [u8; N] {
     *trailer[at..].first_chunk().expect("inside the trailer")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn run(log: u128, first: u64, end: u64, offset: u64, directory_len: u32, len: u64) -> Run {
+        let (first, end) = (SequenceNumber(first), SequenceNumber(end));
+        Run { log: LogId(log), first, end, offset, directory_len, len }
+    }
+
+    fn small() -> Footer {
+        let mut footer = Footer::new(0xfeed);
+        footer
+            .push(Compression::None, vec![run(1, 0, 7, 0, 20, 100), run(9, 1 << 40, 1 << 41, 100, 30, 5000)]);
+        footer.push(Compression::Lz4, vec![run(9, 1 << 41, u64::MAX, 0, 30, 1 << 50)]);
+        footer.push(Compression::None, vec![]);
+        footer
+    }
+
+    /// A footer of any body, under a right trailer.
+    fn sealed(body: &[u8]) -> Vec<u8> {
+        let mut out = body.to_vec();
+        out.extend((body.len() as u64 + TRAILER_BYTES as u64).to_le_bytes());
+        out.extend(FOOTER_VERSION.to_le_bytes());
+        out.extend([0; 4]);
+        out.extend(xxh3_64(&out).to_le_bytes());
+        out.extend(MAGIC);
+        out
+    }
+
+    fn body(logs: &[u128], numbers: &[u64]) -> Vec<u8> {
+        let mut out = 7u64.to_le_bytes().to_vec();
+        varint::put(&mut out, logs.len() as u64);
+        logs.iter().for_each(|log| out.extend(log.to_le_bytes()));
+        numbers.iter().for_each(|number| varint::put(&mut out, *number));
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn footers_round_trip(
+            token: u64,
+            parts in proptest::collection::vec((any::<bool>(), proptest::collection::btree_map(
+                0..20u128, (1..1u64 << 40, 8..1000u32, 0..1u64 << 40), 0..10)), 0..20),
+        ) {
+            let mut footer = Footer::new(token);
+            let mut next = [0; 20];
+            for (packed, runs) in parts {
+                let mut offset = 0;
+                let runs = runs.into_iter().map(|(log, (count, directory_len, more))| {
+                    let first = next[log as usize];
+                    next[log as usize] += count;
+                    let len = u64::from(directory_len) + more;
+                    offset += len;
+                    run(log << 100, first, first + count, offset - len, directory_len, len)
+                });
+                let runs = runs.collect();
+                footer.push(if packed { Compression::Lz4 } else { Compression::None }, runs);
+            }
+            let bytes = footer.encode();
+            let object_len = footer.parts_len() + bytes.len() as u64;
+            prop_assert_eq!(Footer::locate(&bytes, object_len), Ok(footer.parts_len()..object_len));
+            prop_assert_eq!(Footer::decode(&bytes, Some(token)), Ok(footer));
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), magic: bool) {
+            if magic && bytes.len() >= TRAILER_BYTES {
+                let (len, start) = (bytes.len(), bytes.len() - TRAILER_BYTES);
+                bytes[start..start + 8].copy_from_slice(&(len as u64).to_le_bytes());
+                bytes[start + 8..start + 16].copy_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
+                bytes[len - 8..].copy_from_slice(&MAGIC);
+            }
+            prop_assert!(Footer::decode(&bytes, None).is_err());
+        }
+
+        /// What decodes is what would be written, so there is one encoding of a footer, and nothing is read into it.
+        #[test]
+        fn sealed_nonsense_does_not_panic(numbers in proptest::collection::vec(
+            prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..30)) {
+            let bytes = sealed(&body(&[1, 2], &numbers));
+            if let Ok(footer) = Footer::decode(&bytes, None) {
+                let again = footer.encode();
+                prop_assert_eq!(Footer::decode(&again, None), Ok(footer));
+            }
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_detected() {
+        let bytes = small().encode();
+        assert_eq!(Footer::decode(&bytes, Some(0xfeed)), Ok(small()));
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Footer::decode(&damaged, None).is_err(), "bit {bit}");
+        }
+        for len in 0..bytes.len() {
+            assert!(Footer::decode(&bytes[..len], None).is_err(), "cut to {len}");
+            assert!(Footer::decode(&bytes[len + 1..], None).is_err(), "from {}", len + 1);
+        }
+    }
+
+    #[test]
+    fn foreign_newer_and_other_objects_are_told_apart() {
+        let bytes = small().encode();
+        assert_eq!(Footer::locate(b"%PDF-1.7", 8), Err(FooterError::NotAnObject));
+        assert_eq!(Footer::locate(&[0; 64], 64), Err(FooterError::NotAnObject));
+        let misplaced = FooterError::Misplaced { expected: 1, found: 0xfeed };
+        assert_eq!(Footer::decode(&bytes, Some(1)), Err(misplaced));
+        let mut newer = bytes.clone();
+        let version = newer.len() - TRAILER_BYTES + at::VERSION;
+        newer[version] = 2;
+        let expected = FooterError::NewerVersion { found: 2, known: 1 };
+        assert_eq!(Footer::locate(&newer, 1 << 30), Err(expected.clone()));
+        assert_eq!(Footer::decode(&newer, None), Err(expected));
+        assert!(matches!(Footer::locate(&bytes, bytes.len() as u64 - 1), Err(FooterError::Corrupt(_))));
+    }
+
+    #[test]
+    fn footers_that_contradict_themselves_are_refused() {
+        let good = [1, 0, 2, 0, 5, 1, 10, 100, 0, 6, 1, 10, 100];
+        let footer = Footer::decode(&sealed(&body(&[1, 2], &good)), None).unwrap();
+        assert_eq!(footer.parts()[0].runs[1], run(2, 6, 7, 100, 10, 100));
+        for (logs, numbers) in [
+            (&[2, 1][..], &good[..]),                                        // logs out of order
+            (&[1, 1], &good),                                                // a log twice
+            (&[1], &good),                                                   // a run of no log
+            (&[1, 2], &[1 << 40]),                                           // more parts than bytes
+            (&[1, 2], &[1, 0, 1 << 40]),                                     // more runs than bytes
+            (&[1, 2], &[1, 2, 0]),                                           // an unknown compression
+            (&[1, 2], &[1, 0, 1, u64::MAX, 5, 1, 10, 100]),                  // an index out of range
+            (&[1, 2], &[1, 0, 1, 0, 5, 0, 10, 100]),                         // an empty range
+            (&[1, 2], &[1, 0, 1, 0, 5, u64::MAX, 10, 100]),                  // a range that wraps
+            (&[1, 2], &[1, 0, 1, 0, 5, 1, 101, 100]), // a directory longer than its run
+            (&[1, 2], &[1, 0, 1, 0, 5, 1, 1 << 32, 1 << 33]), // a directory of 4 GiB
+            (&[1, 2], &[1, 0, 2, 0, 5, 1, 9, 1 << 63, 0, 5, 1, 9, 1 << 63]), // lengths that wrap
+            (&[1, 2], &[2, 0, 1, 0, 5, 1, 9, 1 << 63, 0, 1, 0, 6, 1, 9, 1 << 63]), // over parts too
+            (&[1, 2], &[2, 0, 1, 0, 5, 2, 9, 99, 0, 1, 0, 6, 1, 9, 99]), // a number in two parts
+            (&[1, 2], &[1, 0, 1, 0, 5, 1, 10, 100, 0]), // bytes behind
+        ] {
+            let result = Footer::decode(&sealed(&body(logs, numbers)), None);
+            assert!(matches!(result, Err(FooterError::Corrupt(_))), "{logs:?} {numbers:?}: {result:?}");
+        }
+        assert!(matches!(Footer::decode(&sealed(&[0; 7]), None), Err(FooterError::Corrupt(_))));
+    }
+
+    #[test]
+    fn the_longest_encoding_is_what_the_bound_assumes() {
+        let longest = run(1, 1 << 60, (1 << 60) + (1 << 58), 0, u32::MAX, 1 << 60);
+        let mut footer = Footer::new(0);
+        let empty_len = footer.encode().len();
+        footer.push(Compression::Lz4, vec![longest]);
+        let bound = LOG_BYTES + RUN_BYTES.end + PART_BYTES.end;
+        assert!(footer.encode().len() - empty_len <= bound);
+        assert!(footer.encode().len() - empty_len + 20 > bound, "and not far below");
+        let runs_max = FOOTER_BYTES_MAX as usize / (LOG_BYTES + RUN_BYTES.end);
+        assert!(footer.fits(runs_max - 10) && !footer.fits(runs_max) && !footer.fits(usize::MAX));
+    }
+}
