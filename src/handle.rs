@@ -23,7 +23,7 @@ use crate::fields::{FieldError, FieldReader, put_text};
 use crate::{KeyGroupRange, LogId, SequenceNumber, varint};
 
 /// The bytes at the start of an encoded handle.
-pub const HANDLE_MAGIC: [u8; 8] = *b"tidehnd\0";
+pub const HANDLE_MAGIC: [u8; 8] = *b"tlogHDL\n";
 /// The version of the handle's encodings that this program writes, and the newest that it reads.
 pub const HANDLE_VERSION: u32 = 1;
 /// The longest name of a log, in bytes.
