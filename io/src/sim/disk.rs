@@ -12,7 +12,7 @@ use crate::disk::{
     Completion, Disk, Durability, EngineInfo, FileSlot, WakeFn, Write, check_file_name, check_write, not_open,
 };
 
-/// The simulated [`Disk`]. Made by [`SimWorld::disk`].
+/// The simulated [`Disk`]. Made by [`SimWorld::disk`](super::SimWorld::disk).
 ///
 /// It holds its user to the contract: overlapping writes in flight, and closing a file with writes in flight, panic.
 pub struct SimDisk {
