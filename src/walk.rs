@@ -186,7 +186,7 @@ struct Open {
 mod tests {
     use super::*;
     use crate::assemble::tests::Change as Appended;
-    use crate::assemble::tests::{any_change, decoded, log_id, spill};
+    use crate::assemble::tests::{any_change, decoded, impossible_frames, log_id, spill};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -255,5 +255,13 @@ mod tests {
         let other = spill(&[small]);
         let foreign = [blocks[0].clone(), other[0].clone()];
         assert!(matches!(walk(&foreign, None), Err(BlockError::Gap { .. })));
+    }
+
+    #[test]
+    fn fragments_that_contradict_each_other_are_refused() {
+        for (index, blocks) in impossible_frames().into_iter().enumerate() {
+            let result = walk(&blocks, None);
+            assert!(matches!(result, Err(BlockError::Corrupt(_))), "{index}: {result:?}");
+        }
     }
 }

@@ -254,17 +254,59 @@ fn assemble(blocks: &[Vec<u8>], keep_from: u64) -> Result<Part, BlockError> {
 
 #[test]
 fn numbers_far_from_zero_survive() {
-    let first = u64::MAX - 5;
-    let mut spill = Spill::new(first);
-    for value in [b"a", b"b", b"c"] {
-        spill.append(&small(0, 7, value));
-        spill.append(&small(1, 9, value));
+    let mut assembler = Assembler::new();
+    for first in [1 << 40, u64::MAX - 5, u64::from(u32::MAX) - 1, 1 << 33] {
+        let mut spill = Spill::new(first);
+        for value in [b"a", b"b", b"c"] {
+            spill.append(&small(0, 7, value));
+            spill.append(&small(1, 9, value));
+        }
+        let blocks = spill.done();
+        let keep_from = &mut |_| SequenceNumber(first + 1);
+        let part = assembler.assemble(&decoded(&blocks), keep_from, PART, Compression::None).unwrap();
+        let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
+        let wanted = vec![(first + 1, b"b".to_vec()), (first + 2, b"c".to_vec())];
+        assert_eq!(contents[&(log_id(0), Some(KeyGroup(7)))], wanted);
+        assert_eq!(contents[&(log_id(1), Some(KeyGroup(9)))], wanted);
     }
-    let part = assemble(&spill.done(), first + 1).unwrap();
-    let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
-    let wanted = vec![(first + 1, b"b".to_vec()), (first + 2, b"c".to_vec())];
-    assert_eq!(contents[&(log_id(0), Some(KeyGroup(7)))], wanted);
-    assert_eq!(contents[&(log_id(1), Some(KeyGroup(9)))], wanted);
+}
+
+/// Blocks with one frame after another of log, kind and key group, each of four bytes, under right checksums.
+pub(crate) fn frames(frames: &[(usize, FrameKind, u16)], continues: bool) -> Vec<Vec<u8>> {
+    let mut spill = Spill::new(0);
+    for (log, kind, key_group) in frames {
+        let lead = fragment_lead(ChangeKind::Data, 8);
+        let lead_len = if *kind == FrameKind::FragmentFirst { lead.len() } else { 0 };
+        spill.frame(*kind, *log, *key_group, &lead[..lead_len], b"abcd");
+    }
+    spill.finish(continues);
+    spill.blocks
+}
+
+/// Orders of frames that contradict each other, and whether the block says that its last change goes on.
+pub(crate) fn impossible_frames() -> Vec<Vec<Vec<u8>>> {
+    use FrameKind::{Data, FragmentFirst as First, FragmentLast as Last, FragmentMiddle as Middle, Metadata};
+    vec![
+        frames(&[(0, First, 1), (1, Last, 1)], false),
+        frames(&[(0, First, 1), (0, Last, 2)], false),
+        frames(&[(0, First, 1), (0, First, 1)], true),
+        frames(&[(0, First, 1), (1, First, 1)], true),
+        frames(&[(0, First, 1), (0, Data, 1), (0, Last, 1)], false),
+        frames(&[(0, First, 1), (1, Metadata, 0), (0, Last, 1)], false),
+        frames(&[(0, First, 1), (0, Middle, 1), (0, Last, 1)], false),
+        frames(&[(0, Data, 1), (0, First, 1)], false),
+        frames(&[(0, First, 1), (0, Last, 1)], true),
+    ]
+}
+
+#[test]
+fn fragments_that_contradict_each_other_are_refused() {
+    let good = frames(&[(0, FrameKind::FragmentFirst, 1), (0, FrameKind::FragmentLast, 1)], false);
+    assert!(assemble(&good, 0).is_ok());
+    for (index, blocks) in impossible_frames().into_iter().enumerate() {
+        let result = assemble(&blocks, 0);
+        assert!(matches!(result, Err(BlockError::Corrupt(_))), "{index}: {result:?}");
+    }
 }
 
 #[test]
