@@ -163,6 +163,13 @@ impl BlockBuilder {
         BlockBuilder { capacity_bytes, frames_end: BLOCK_HEADER_BYTES, entries: Vec::new() }
     }
 
+    /// The most that a block takes, in bytes.
+    #[must_use]
+    #[inline]
+    pub fn capacity_bytes(&self) -> usize {
+        self.capacity_bytes
+    }
+
     /// Whether the block holds no frames.
     #[must_use]
     #[inline]

@@ -1,0 +1,599 @@
+//! `Changelog`: opens local directories and a bucket, recovers what was there, makes writers, closes.
+//!
+//! Owns the threads and how they are wired. What each does is in spill.rs and uploader.rs; what a directory held is found
+//! by recovery.rs.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Sender;
+use tidelog_io::aligned::Arena;
+use tidelog_io::directory::{Directory, Manifest};
+use tidelog_io::disk::{Disk, EngineInfo, Files};
+use tidelog_io::engine;
+use tidelog_io::ring::Bell;
+use tidelog_io::segment::{KnownSegment, SegmentConfig, Segments, parse_segment_name};
+use tidelog_upload::{Driver, Runtime, Store};
+
+use crate::block;
+use crate::custody::{Custody, Holding};
+use crate::device::{Budget, Device, LaneRef, Log, SLOTS_MAX, SpillRequest, lock};
+use crate::error::{CloseError, ControlError, CreateError, OpenError, SyncError};
+use crate::handle::LOG_NAME_BYTES_MAX;
+use crate::ledger::{Ledger, LedgerJournal};
+use crate::manifest::{ManifestRecord, ManifestState};
+use crate::options::{Options, UploadRuntime};
+use crate::recovered::RecoveredLog;
+use crate::recovery::{Recovered, recover};
+use crate::retention::Retention;
+use crate::spill::{Spiller, SpillerParts};
+use crate::types::{KeyGroupRange, LogId, SequenceNumber};
+use crate::uploader::{Event, Source, Uploader, UploaderParts};
+use crate::writer::ChangelogWriter;
+
+/// Threads for uploads of tidelog's own runtime.
+const UPLOAD_THREADS: usize = 2;
+
+/// An open changelog: local directories, a bucket, and the threads between them.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let bucket = format!("file://{}", dir.path().join("bucket").display());
+/// use std::time::Duration;
+/// use tidelog::{Changelog, KeyGroup, KeyGroupRange, Options};
+///
+/// let options = Options::new(bucket, dir.path().join("local")).segment_bytes(1 << 20).local_bytes(4 << 20);
+/// let changelog = Changelog::open(options.clone())?;
+/// let mut writer = changelog.create_writer("counts", KeyGroupRange::ALL)?;
+/// writer.append(KeyGroup(1), b"one")?;
+/// writer.sync().wait()?;
+/// drop(writer);
+/// changelog.close(Duration::from_secs(10))?;
+///
+/// let changelog = Changelog::open(options)?;
+/// assert_eq!(changelog.recovered()[0].end().0, 1);
+/// # Ok(()) }
+/// ```
+///
+/// Dropping it stops intake and waits for the local writes in flight, never for the network.
+pub struct Changelog {
+    core: Arc<Core>,
+    recovered: Vec<RecoveredLog>,
+    engine: Mutex<Engine>,
+    /// Locks on the directories, released last.
+    _directories: Vec<Directory>,
+}
+
+/// What runs the spillers and the uploader.
+enum Engine {
+    Threads { spillers: Vec<JoinHandle<()>>, uploader: Option<JoinHandle<()>> },
+    /// A simulation calls [`Changelog::step`].
+    Manual { spillers: Vec<Spiller>, uploader: Box<Uploader> },
+}
+
+/// What a changelog shares with its writers.
+pub(crate) struct Core {
+    pub options: Arc<Options>,
+    pub bucket: String,
+    pub driver: Arc<Driver>,
+    pub devices: Vec<Arc<Device>>,
+    pub sites: Vec<Site>,
+    /// The next persist request.
+    pub requests: AtomicU64,
+    events: Sender<Event>,
+    clock: Clock,
+    random: Mutex<Random>,
+    next_device: AtomicUsize,
+}
+
+/// What is fixed about one local directory.
+pub(crate) struct Site {
+    pub path: PathBuf,
+    pub files: Arc<dyn Files>,
+    pub ledger: Arc<Ledger>,
+    pub engine: EngineInfo,
+    pub readers: Arc<()>,
+}
+
+/// Tells the time: monotonic.
+pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
+
+/// Gives random numbers.
+pub type Random = Box<dyn FnMut() -> u64 + Send>;
+
+/// Stands for the machine in simulations.
+#[doc(hidden)]
+pub struct Seams {
+    /// One for each directory of the options, in their order.
+    pub directories: Vec<(Arc<dyn Files>, Box<dyn Disk>)>,
+    pub store: Arc<dyn Store>,
+    pub clock: Clock,
+    pub random: Random,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("bucket", &self.bucket).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Changelog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Changelog").field("bucket", &self.core.bucket).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    pub fn now(&self) -> Instant {
+        (self.clock)()
+    }
+
+    /// Tells the uploader. It is gone only when the changelog is, and then nobody waits for it.
+    pub fn send(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+
+    fn random_u64(&self) -> u64 {
+        lock(&self.random)()
+    }
+
+    pub fn confirm(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
+        let mut control = lock(&log.control);
+        check_control(log, control.closed, to)?;
+        if to > control.confirmed {
+            control.confirmed = to;
+            self.send(Event::Confirm { device: log.device, log: log.id, to });
+        }
+        Ok(())
+    }
+
+    pub fn reset(&self, log: &Log, from: SequenceNumber, to: SequenceNumber) -> Result<(), ControlError> {
+        let control = lock(&log.control);
+        check_control(log, control.closed, to)?;
+        if from > to {
+            return Err(ControlError::UpsideDown { from, to });
+        }
+        // Nothing is dropped but by truncation: the declined changes are where they were, and the next persist refers to
+        // them.
+        metrics::counter!("tidelog_checkpoints_declined_total").increment(1);
+        Ok(())
+    }
+
+    pub fn truncate(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
+        let mut control = lock(&log.control);
+        check_control(log, control.closed, to)?;
+        if to > control.truncated {
+            control.truncated = to;
+            self.send(Event::Truncate { device: log.device, log: log.id, to });
+        }
+        Ok(())
+    }
+
+    /// The writer of `log` is gone; `lane` is where it appended last.
+    pub fn close_log(&self, log: &Log, device: &Device, lane: &LaneRef) {
+        let mut control = lock(&log.control);
+        if std::mem::replace(&mut control.closed, true) {
+            return;
+        }
+        let synced = SequenceNumber(log.synced.load(Ordering::Acquire));
+        self.send(Event::WriterClosed { device: log.device, log: log.id, synced });
+        drop(control);
+        let position = lane.lane.committed();
+        device.request(SpillRequest::CloseLog { lane: lane.index, position, slot: log.slot });
+    }
+}
+
+fn check_control(log: &Log, closed: bool, to: SequenceNumber) -> Result<(), ControlError> {
+    let next = log.next();
+    if closed {
+        Err(ControlError::Closed(log.id))
+    } else if to > next {
+        Err(ControlError::Beyond { log: log.id, to, next })
+    } else {
+        Ok(())
+    }
+}
+
+impl Changelog {
+    /// Opens a changelog, and recovers what its directories hold. Blocks: directories are locked and read, a first segment
+    /// may have to be written.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. Nothing durable is changed then, except that missing directories may have been made.
+    pub fn open(options: Options) -> Result<Changelog, OpenError> {
+        options.check()?;
+        let store = tidelog_upload::open_store(&options.bucket)?;
+        let runtime = match &options.runtime {
+            UploadRuntime::Own => Runtime::Own { threads: UPLOAD_THREADS },
+            UploadRuntime::Handle(handle) => Runtime::Handle(handle.clone()),
+        };
+        let driver = Driver::start(store, runtime)?;
+        let directories =
+            options.directories.iter().map(Directory::open).collect::<Result<Vec<Directory>, _>>()?;
+        let mut random = system_random()?;
+        let mut sites = Vec::new();
+        for (path, directory) in options.directories.iter().zip(&directories) {
+            let blocks = options.spill_blocks() + options.upload_blocks();
+            let arena = Arena::new(options.block_bytes, blocks).map_err(|source| io("allocating block buffers", source))?;
+            let files: Arc<dyn Files> = directory.files();
+            let disk =
+                engine::open_best(path, options.durability, options.writes_in_flight, Some(&arena), options.engine)
+                    .map_err(|source| io(format!("opening {} for direct writes", path.display()), source))?;
+            sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, arena, &options, &mut random)?);
+        }
+        let clock: Clock = Arc::new(Instant::now);
+        let (core, recovered, spillers, uploader) = build(options, Arc::new(driver), sites, clock, random, true)?;
+        let mut engine = Engine::Threads { spillers: Vec::new(), uploader: None };
+        let start = |name: String, body: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name).spawn(body).map_err(|source| io("starting a thread", source))
+        };
+        if let Engine::Threads { spillers: running, uploader: upload } = &mut engine {
+            for (index, spiller) in spillers.into_iter().enumerate() {
+                running.push(start(format!("tidelog-spill-{index}"), Box::new(move || spiller.run()))?);
+            }
+            *upload = Some(start("tidelog-assemble".to_owned(), Box::new(move || uploader.run()))?);
+        }
+        Ok(Changelog { core, recovered, engine: Mutex::new(engine), _directories: directories })
+    }
+
+    /// Opens a changelog on a simulated machine, without threads: [`step`](Self::step) does the work.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[doc(hidden)]
+    pub fn open_simulated(options: Options, seams: Seams) -> Result<Changelog, OpenError> {
+        options.check()?;
+        let Seams { directories, store, clock, mut random } = seams;
+        let driver = Driver::inline(store);
+        let mut sites = Vec::new();
+        for (path, (files, disk)) in options.directories.iter().zip(directories) {
+            let blocks = options.spill_blocks() + options.upload_blocks();
+            let arena = Arena::new(options.block_bytes, blocks).map_err(|source| io("allocating block buffers", source))?;
+            sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, arena, &options, &mut random)?);
+        }
+        let (core, recovered, spillers, mut uploader) = build(options, Arc::new(driver), sites, clock, random, false)?;
+        uploader.sweep();
+        let engine = Engine::Manual { spillers, uploader: Box::new(uploader) };
+        Ok(Changelog { core, recovered, engine: Mutex::new(engine), _directories: Vec::new() })
+    }
+
+    /// Does what spillers and uploader can do now. For simulations.
+    #[doc(hidden)]
+    pub fn step(&self) -> Option<Instant> {
+        let now = self.core.now();
+        match &mut *lock(&self.engine) {
+            Engine::Threads { .. } => None,
+            Engine::Manual { spillers, uploader } => {
+                let deadlines: Vec<Option<Instant>> =
+                    spillers.iter_mut().map(|spiller| spiller.step(now).deadline).collect();
+                deadlines.into_iter().chain([uploader.step(now)]).flatten().min()
+            }
+        }
+    }
+
+    /// Makes a writer, and with it a log. Its id is new, also where the name was used before.
+    ///
+    /// # Errors
+    /// See [`CreateError`]; nothing was made then.
+    pub fn create_writer(
+        &self,
+        name: impl Into<String>,
+        key_groups: KeyGroupRange,
+    ) -> Result<ChangelogWriter, CreateError> {
+        let name = name.into();
+        if name.len() > LOG_NAME_BYTES_MAX {
+            return Err(CreateError::NameTooLong { len: name.len() });
+        }
+        let core = &self.core;
+        let index = core.next_device.fetch_add(1, Ordering::Relaxed) % core.devices.len();
+        let device = &core.devices[index];
+        if device.closed.load(Ordering::Acquire) {
+            return Err(CreateError::Closed);
+        }
+        let lane = device.current_lane().map_err(CreateError::Lane)?;
+        let id = LogId(u128::from(core.random_u64()) << 64 | u128::from(core.random_u64()));
+        let created = ManifestRecord::LogCreated { log: id, name: name.clone(), key_groups };
+        core.sites[index].ledger.record(vec![created]).map_err(CreateError::Manifest)?;
+        let log = device
+            .open_slot(|slot| Log::new(id, name, key_groups, index, slot))
+            .ok_or(CreateError::TooManyLogs { max: SLOTS_MAX })?;
+        core.send(Event::WriterOpened);
+        Ok(ChangelogWriter::new(Arc::clone(core), Arc::clone(device), log, lane))
+    }
+
+    /// The logs that earlier uses of the directories left behind. They are read-only: read them, persist them, truncate or
+    /// discard them.
+    #[must_use]
+    pub fn recovered(&self) -> &[RecoveredLog] {
+        &self.recovered
+    }
+
+    /// The URL of the bucket, as it stands in handles.
+    #[must_use]
+    pub fn bucket(&self) -> &str {
+        &self.core.bucket
+    }
+
+    /// What writes each local directory: io_uring, or what took its place, and why.
+    #[must_use]
+    pub fn engines(&self) -> Vec<EngineInfo> {
+        self.core.sites.iter().map(|site| site.engine.clone()).collect()
+    }
+
+    /// Stops intake, puts what was appended on the local disk, and finishes the persists that were asked for, for at most
+    /// `timeout`.
+    ///
+    /// # Errors
+    /// [`CloseError`] says what is not durable. The changelog is closed all the same; what is durable is recovered at the
+    /// next open.
+    pub fn close(self, timeout: Duration) -> Result<(), CloseError> {
+        let started_at = Instant::now();
+        for device in &self.core.devices {
+            device.closed.store(true, Ordering::Release);
+        }
+        let mut result = Ok(());
+        let mut flushes = Vec::new();
+        for device in &self.core.devices {
+            let (resolver, pending) = tidelog_upload::channel();
+            device.request(SpillRequest::Flush { resolver });
+            flushes.push(pending);
+        }
+        let left = || timeout.saturating_sub(started_at.elapsed());
+        self.step();
+        for mut flush in flushes {
+            match flush.wait_timeout(left()) {
+                Some(Ok(Ok(()))) => {}
+                Some(Ok(Err(error))) => result = Err(CloseError::Local(error)),
+                Some(Err(_)) => result = Err(CloseError::Local(SyncError::Closed)),
+                None => result = Err(self.not_durable(started_at.elapsed())),
+            }
+        }
+        let (resolver, mut pending) = tidelog_upload::channel();
+        self.core.send(Event::Quiesce { resolver });
+        self.step();
+        if pending.wait_timeout(left()).is_none() && result.is_ok() {
+            result = Err(self.not_durable(started_at.elapsed()));
+        }
+        self.stop();
+        for site in &self.core.sites {
+            if let Err(error) = site.ledger.seal()
+                && result.is_ok()
+            {
+                result = Err(CloseError::Manifest(Arc::new(error)));
+            }
+        }
+        result
+    }
+
+    fn not_durable(&self, waited: Duration) -> CloseError {
+        let logs = self.core.devices.iter().flat_map(|device| device.logs());
+        let behind = logs.filter(|log| log.durable() < log.next());
+        CloseError::Timeout { waited, logs: behind.map(|log| (log.id, log.durable())).collect() }
+    }
+
+    fn stop(&self) {
+        for device in &self.core.devices {
+            device.closed.store(true, Ordering::Release);
+            device.request(SpillRequest::Exit);
+        }
+        self.core.send(Event::Exit);
+        if let Engine::Threads { spillers, uploader } = &mut *lock(&self.engine) {
+            for thread in spillers.drain(..).chain(uploader.take()) {
+                // A thread that panicked has said so.
+                let _ = thread.join();
+            }
+        }
+        self.core.driver.shutdown();
+    }
+}
+
+impl Drop for Changelog {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// One directory, read and ready to be written.
+struct OpenSite {
+    path: PathBuf,
+    files: Arc<dyn Files>,
+    disk: Box<dyn Disk>,
+    arena: Arena,
+    directory_id: u64,
+    ledger: Arc<Ledger>,
+    recovered: Recovered,
+    known: Vec<KnownSegment>,
+    next_epoch: u64,
+}
+
+impl OpenSite {
+    fn open(
+        device: usize,
+        path: PathBuf,
+        files: Arc<dyn Files>,
+        disk: Box<dyn Disk>,
+        arena: Arena,
+        options: &Options,
+        random: &mut Random,
+    ) -> Result<OpenSite, OpenError> {
+        let at = |action: &str| format!("{action} in {}", path.display());
+        let exists = Manifest::exists(&*files).map_err(|source| io(at("looking for a manifest"), source))?;
+        let (manifest, records) = if exists {
+            Manifest::open(Arc::clone(&files))
+                .map_err(|source| OpenError::Manifest { directory: path.clone(), source })?
+        } else {
+            let manifest = Manifest::create(Arc::clone(&files), random())
+                .map_err(|source| io(at("creating a manifest"), source))?;
+            (manifest, Vec::new())
+        };
+        let directory_id = manifest.directory_id();
+        let state = ManifestState::replay(records.iter().map(Vec::as_slice))
+            .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
+        let recovered = recover(device, &path, &*files, directory_id, &state)?;
+        let next_epoch = state.next_epoch().max(1);
+        let next_number = recovered.next_number;
+        let known = known_segments(&*files, &state, options.segment_bytes)
+            .map_err(|source| io(at("listing segments"), source))?;
+        let ledger = Arc::new(Ledger::new(state, manifest));
+        let mut records = Vec::new();
+        if known.iter().any(|known| known.in_use) {
+            // What stands behind the end was never acknowledged, and must not come back when later blocks do.
+            records.push(ManifestRecord::Cut { epoch_below: next_epoch, number: next_number });
+        }
+        records.push(ManifestRecord::Opened { session: random(), next_epoch, next_number });
+        ledger.record(records).and_then(|()| ledger.seal()).map_err(|source| io(at("writing the manifest"), source))?;
+        Ok(OpenSite { path, files, disk, arena, directory_id, ledger, recovered, known, next_epoch })
+    }
+}
+
+/// The segment files of a directory. One that is not in use and has another length than segments have now is removed.
+fn known_segments(files: &dyn Files, state: &ManifestState, segment_bytes: u64) -> io::Result<Vec<KnownSegment>> {
+    let mut known = Vec::new();
+    for (name, len) in files.list()? {
+        let Some(segment) = parse_segment_name(&name) else { continue };
+        let in_use = state.segments().contains_key(&segment);
+        if in_use || len == segment_bytes {
+            known.push(KnownSegment { segment, in_use });
+        } else {
+            files.remove(&name)?;
+        }
+    }
+    Ok(known)
+}
+
+type Built = (Arc<Core>, Vec<RecoveredLog>, Vec<Spiller>, Uploader);
+
+/// Wires everything.
+fn build(
+    options: Options,
+    driver: Arc<Driver>,
+    sites: Vec<OpenSite>,
+    clock: Clock,
+    mut random: Random,
+    background: bool,
+) -> Result<Built, OpenError> {
+    let options = Arc::new(options);
+    let bucket = driver.store().url().to_owned();
+    let (sender, events) = crossbeam_channel::unbounded();
+    let side_budget = Budget::new(options.memory_share());
+    let mut devices = Vec::new();
+    let mut spillers = Vec::new();
+    let mut holdings = Vec::new();
+    let mut sources = Vec::new();
+    let mut fixed = Vec::new();
+    let mut found = Vec::new();
+    for (index, site) in sites.into_iter().enumerate() {
+        let OpenSite { path, files, disk, arena, directory_id, ledger, recovered, known, next_epoch } = site;
+        let engine = disk.info();
+        let bell = Bell::new(disk.waker());
+        let side_budget = Arc::clone(&side_budget);
+        let device = Device::new(index, bell, options.lane_bytes, options.lanes_max(), side_budget)
+            .map_err(|source| io("allocating a lane", source))?;
+        let device = Arc::new(device);
+        let config = SegmentConfig {
+            directory: directory_id,
+            segment_bytes: options.segment_bytes,
+            segments_max: options.segments_max(),
+            background,
+        };
+        let journal = Box::new(LedgerJournal(Arc::clone(&ledger)));
+        let next_number = recovered.next_number;
+        let segments = Segments::new(
+            disk,
+            Arc::clone(&files),
+            journal,
+            Box::new(block::seal),
+            config,
+            known,
+            next_epoch,
+            next_number,
+        );
+        spillers.push(Spiller::new(SpillerParts {
+            device: Arc::clone(&device),
+            directory: path.clone(),
+            upload_budget: Budget::new(options.upload_blocks() * options.block_bytes),
+            arena,
+            segments,
+            ledger: Arc::clone(&ledger),
+            events: sender.clone(),
+            linger: options.linger,
+        }));
+        let mut retention = Retention::new(0);
+        for &(segment, epoch, end) in &recovered.uses {
+            retention.found(segment, epoch, end);
+        }
+        let readers = Arc::new(());
+        holdings.push(Holding {
+            device: Arc::clone(&device),
+            ledger: Arc::clone(&ledger),
+            retention,
+            readers: Arc::clone(&readers),
+        });
+        found.push(recovered.logs(&ledger));
+        let blocks = VecDeque::from(recovered.blocks);
+        sources.push(Source { files: Arc::clone(&files), directory: path.clone(), recovered: blocks, next_number });
+        fixed.push(Site { path, files, ledger, engine, readers });
+        devices.push(device);
+    }
+    let seed = random();
+    let core = Arc::new(Core {
+        options: Arc::clone(&options),
+        bucket: bucket.clone(),
+        driver: Arc::clone(&driver),
+        devices,
+        sites: fixed,
+        requests: AtomicU64::new(0),
+        events: sender.clone(),
+        clock,
+        random: Mutex::new(random),
+        next_device: AtomicUsize::new(0),
+    });
+    let mut custody = Custody::new(holdings);
+    let mut recovered = Vec::new();
+    for (device, logs) in found.into_iter().enumerate() {
+        for log in logs {
+            custody.recovered(device, log.log, log.end);
+            recovered.push(RecoveredLog::new(Arc::clone(&core), device, log));
+        }
+    }
+    let tokens = Box::new(splitmix(seed));
+    let uploader =
+        Uploader::new(UploaderParts { options, bucket, driver, sources, custody, events, sender, random: tokens });
+    Ok((core, recovered, spillers, uploader))
+}
+
+fn io(action: impl Into<String>, source: io::Error) -> OpenError {
+    OpenError::Io { action: action.into(), source }
+}
+
+/// Random numbers of the operating system.
+fn system_random() -> Result<Random, OpenError> {
+    let path = "/dev/urandom";
+    let mut file = std::fs::File::open(path).map_err(|source| io(format!("opening {path}"), source))?;
+    let mut seed = [0; 8];
+    file.read_exact(&mut seed).map_err(|source| io(format!("reading {path}"), source))?;
+    let mut fallback = splitmix(u64::from_le_bytes(seed));
+    Ok(Box::new(move || {
+        let mut bytes = [0; 8];
+        // Ids must be unique, not secret: a device that stopped giving bytes does not stop a writer.
+        if file.read_exact(&mut bytes).is_ok() { u64::from_le_bytes(bytes) } else { fallback() }
+    }))
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014): a full period from any seed.
+fn splitmix(mut state: u64) -> impl FnMut() -> u64 + Send {
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

@@ -1,0 +1,191 @@
+//! Who asked for what, and when an object is cut. Pure: time is an argument, and nothing here touches a byte.
+//!
+//! A request is *marked* once the spiller knows the block at which it ends. Marked requests share one object: it is cut
+//! when every open writer has asked, or [`batch_delay`](Checkpoints::new) after the first was made, whichever is earlier;
+//! who is not marked by then joins the next one, so that no writer waits for another longer than that delay. What the
+//! object holds, and whether its upload succeeds, is the uploader's business.
+//!
+//! Invariants:
+//! 1. A request leaves exactly once: with a cut, or by [`withdraw`](Checkpoints::withdraw).
+//! 2. A cut's end on a device is the largest end of its requests there, so it covers each of them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::types::{LogId, SequenceNumber};
+
+/// Names a request for as long as it waits. Grows with each request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestId(pub u64);
+
+/// One call of `persist_durably`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub log: LogId,
+    /// Index of the device that the log lives on.
+    pub device: usize,
+    pub from: SequenceNumber,
+    pub to: SequenceNumber,
+    pub asked_at: Instant,
+    /// The device-wide number of the first block that the request does not need, once the spiller has said so.
+    pub end: Option<u64>,
+}
+
+/// Requests to be served by one object.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// For each device, the first block that is not needed; `None` where nobody asked.
+    pub ends: Vec<Option<u64>>,
+    pub requests: Vec<(RequestId, Request)>,
+}
+
+/// What to do now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    /// Nobody is marked.
+    Idle,
+    /// Ask again at this time, or when something changes.
+    Wait(Instant),
+    /// Cut an object for these.
+    Cut(Cut),
+}
+
+/// The requests that wait for an object.
+#[derive(Debug)]
+pub(crate) struct Checkpoints {
+    batch_delay: Duration,
+    devices: usize,
+    waiting: BTreeMap<RequestId, Request>,
+}
+
+impl Checkpoints {
+    pub fn new(batch_delay: Duration, devices: usize) -> Checkpoints {
+        Checkpoints { batch_delay, devices, waiting: BTreeMap::new() }
+    }
+
+    /// A new request. Ids must grow.
+    pub fn ask(&mut self, id: RequestId, request: Request) {
+        debug_assert!(self.waiting.last_key_value().is_none_or(|(last, _)| *last < id));
+        debug_assert!(request.device < self.devices);
+        self.waiting.insert(id, request);
+    }
+
+    /// The spiller has put all that the request needs into blocks below `end`. `false` if nobody waits for it.
+    pub fn mark(&mut self, id: RequestId, end: u64) -> bool {
+        match self.waiting.get_mut(&id) {
+            Some(request) => {
+                request.end = Some(end);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes out a request that cannot be served.
+    pub fn withdraw(&mut self, id: RequestId) -> Option<Request> {
+        self.waiting.remove(&id)
+    }
+
+    /// Takes out all requests, as when the changelog goes away.
+    pub fn withdraw_all(&mut self) -> Vec<(RequestId, Request)> {
+        std::mem::take(&mut self.waiting).into_iter().collect()
+    }
+
+    /// The lowest number that a waiting request of `log` needs: what truncation must leave alone until then.
+    pub fn needed_from(&self, log: LogId) -> Option<SequenceNumber> {
+        self.waiting.values().filter(|request| request.log == log).map(|request| request.from).min()
+    }
+
+    /// Decides at time `now`, with so many writers open. The requests of a cut are gone from the waiting ones.
+    pub fn decide(&mut self, now: Instant, writers_open: usize) -> Decision {
+        let marked = || self.waiting.iter().filter(|(_, request)| request.end.is_some());
+        let Some(due) = marked().map(|(_, request)| request.asked_at + self.batch_delay).min() else {
+            return Decision::Idle;
+        };
+        let mut asked: Vec<LogId> = marked().map(|(_, request)| request.log).collect();
+        asked.sort_unstable();
+        asked.dedup();
+        if now < due && asked.len() < writers_open {
+            return Decision::Wait(due);
+        }
+        let mut cut = Cut { ends: vec![None; self.devices], requests: Vec::new() };
+        let taken: Vec<RequestId> = marked().map(|(id, _)| *id).collect();
+        for id in taken {
+            let request = self.waiting.remove(&id).expect("it was just seen");
+            let end = &mut cut.ends[request.device];
+            *end = (*end).max(request.end);
+            cut.requests.push((id, request));
+        }
+        Decision::Cut(cut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DELAY: Duration = Duration::from_millis(5);
+
+    fn request(log: u128, device: usize, asked_at: Instant) -> Request {
+        Request { log: LogId(log), device, from: SequenceNumber(2), to: SequenceNumber(9), asked_at, end: None }
+    }
+
+    #[test]
+    fn cuts_when_all_writers_have_asked() {
+        let now = Instant::now();
+        let mut checkpoints = Checkpoints::new(DELAY, 2);
+        assert_eq!(checkpoints.decide(now, 2), Decision::Idle);
+        checkpoints.ask(RequestId(0), request(1, 0, now));
+        assert_eq!(checkpoints.decide(now, 2), Decision::Idle, "an unmarked request cannot be cut");
+        assert!(checkpoints.mark(RequestId(0), 7));
+        assert_eq!(checkpoints.decide(now, 2), Decision::Wait(now + DELAY));
+        checkpoints.ask(RequestId(1), request(2, 1, now));
+        checkpoints.mark(RequestId(1), 3);
+        let Decision::Cut(cut) = checkpoints.decide(now, 2) else { panic!("both have asked") };
+        assert_eq!(cut.ends, [Some(7), Some(3)]);
+        assert_eq!(cut.requests.len(), 2);
+        assert_eq!(checkpoints.decide(now, 2), Decision::Idle);
+        assert!(!checkpoints.mark(RequestId(0), 9), "it left with the cut");
+    }
+
+    #[test]
+    fn a_hung_writer_delays_the_others_by_the_batch_delay_only() {
+        let now = Instant::now();
+        let mut checkpoints = Checkpoints::new(DELAY, 1);
+        checkpoints.ask(RequestId(0), request(1, 0, now));
+        checkpoints.ask(RequestId(1), request(2, 0, now));
+        checkpoints.mark(RequestId(0), 4);
+        assert_eq!(checkpoints.decide(now, 64), Decision::Wait(now + DELAY));
+        let Decision::Cut(cut) = checkpoints.decide(now + DELAY, 64) else { panic!("the delay is over") };
+        assert_eq!(cut.ends, [Some(4)]);
+        assert_eq!(cut.requests[0].0, RequestId(0));
+        checkpoints.mark(RequestId(1), 6);
+        let Decision::Cut(cut) = checkpoints.decide(now + DELAY, 64) else { panic!("late, but due") };
+        assert_eq!(cut.requests[0].0, RequestId(1));
+    }
+
+    #[test]
+    fn two_requests_of_one_writer_count_once_and_the_larger_end_wins() {
+        let now = Instant::now();
+        let mut checkpoints = Checkpoints::new(DELAY, 1);
+        for (id, end) in [(0, 9), (1, 8)] {
+            checkpoints.ask(RequestId(id), request(1, 0, now));
+            checkpoints.mark(RequestId(id), end);
+        }
+        assert_eq!(checkpoints.decide(now, 2), Decision::Wait(now + DELAY));
+        let Decision::Cut(cut) = checkpoints.decide(now, 1) else { panic!("the only writer has asked") };
+        assert_eq!(cut.ends, [Some(9)]);
+    }
+
+    #[test]
+    fn waiting_requests_hold_truncation_back() {
+        let now = Instant::now();
+        let mut checkpoints = Checkpoints::new(DELAY, 1);
+        checkpoints.ask(RequestId(0), request(1, 0, now));
+        assert_eq!(checkpoints.needed_from(LogId(1)), Some(SequenceNumber(2)));
+        assert_eq!(checkpoints.needed_from(LogId(2)), None);
+        assert!(checkpoints.withdraw(RequestId(0)).is_some());
+        assert_eq!(checkpoints.needed_from(LogId(1)), None);
+        assert_eq!(checkpoints.decide(now + DELAY, 1), Decision::Idle);
+    }
+}

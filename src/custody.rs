@@ -1,0 +1,239 @@
+//! What is kept and what may go: truncations, closed logs, objects without readers, segments without needed blocks.
+//!
+//! Every decision is recorded in the ledgers before it is carried out. Whether a segment's use may end is computed in
+//! retention.rs; what an object holds is told by the uploader.
+//!
+//! Invariants:
+//! 1. A truncation never passes the start of a persist request that is not answered.
+//! 2. An object is deleted when no log of any ledger needs it, and named in one deletion at a time.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::device::{Device, SpillRequest};
+use crate::ledger::Ledger;
+use crate::manifest::{CompletedObject, LogRange, LogState, ManifestRecord};
+use crate::retention::Retention;
+use crate::spill::BlockRange;
+use crate::types::{LogId, SequenceNumber};
+
+/// One device, as far as keeping goes.
+#[derive(Debug)]
+pub(crate) struct Holding {
+    pub device: Arc<Device>,
+    pub ledger: Arc<Ledger>,
+    pub retention: Retention,
+    /// Cloned by whoever reads local blocks: while a clone lives, no segment is released.
+    pub readers: Arc<()>,
+}
+
+/// A log that gets no more changes.
+#[derive(Clone, Copy, Debug)]
+struct ClosedLog {
+    device: usize,
+    /// Changes from here on were neither persisted nor synced when it was closed: they are dropped.
+    keep_to: SequenceNumber,
+}
+
+/// What is kept of all devices.
+#[derive(Debug)]
+pub(crate) struct Custody {
+    pub holdings: Vec<Holding>,
+    /// Truncations that were asked for and are not carried out in full.
+    wanted: BTreeMap<LogId, (usize, SequenceNumber)>,
+    /// The end of what persists ever asked for.
+    asked: HashMap<LogId, SequenceNumber>,
+    closed: BTreeMap<LogId, ClosedLog>,
+    deleting: BTreeSet<String>,
+}
+
+impl Custody {
+    pub fn new(holdings: Vec<Holding>) -> Custody {
+        let (wanted, closed) = (BTreeMap::new(), BTreeMap::new());
+        Custody { holdings, wanted, asked: HashMap::new(), closed, deleting: BTreeSet::new() }
+    }
+
+    /// A persist asked for the changes of `log` below `to`.
+    pub fn asked(&mut self, log: LogId, to: SequenceNumber) {
+        let asked = self.asked.entry(log).or_default();
+        *asked = (*asked).max(to);
+    }
+
+    /// Nobody needs the changes of `log` below `to`.
+    pub fn truncate(&mut self, device: usize, log: LogId, to: SequenceNumber) {
+        let (_, wanted) = self.wanted.entry(log).or_insert((device, to));
+        *wanted = (*wanted).max(to);
+    }
+
+    /// A checkpoint with the changes of `log` below `to` is complete.
+    pub fn confirm(&mut self, device: usize, log: LogId, to: SequenceNumber) {
+        let confirmed = self.holdings[device].ledger.read(|state| state.logs().get(&log).map(|log| log.confirmed));
+        if confirmed.is_some_and(|confirmed| confirmed < to) {
+            self.record(device, vec![ManifestRecord::LogConfirmed { log, to }]);
+        }
+    }
+
+    /// `log` gets no more changes; those from `synced` on are dropped where no persist asked for them.
+    pub fn close(&mut self, device: usize, log: LogId, synced: SequenceNumber) {
+        let keep_to = synced.max(self.asked.remove(&log).unwrap_or_default());
+        self.closed.insert(log, ClosedLog { device, keep_to });
+        let open = self.holdings[device].ledger.read(|state| state.logs().get(&log).is_some_and(|log| !log.closed));
+        if open {
+            self.record(device, vec![ManifestRecord::LogClosed { log }]);
+        }
+    }
+
+    /// A log that an earlier use of the directory left behind.
+    pub fn recovered(&mut self, device: usize, log: LogId, end: SequenceNumber) {
+        self.closed.insert(log, ClosedLog { device, keep_to: end });
+    }
+
+    /// Changes below this number are left out of objects: truncated, or in one already.
+    pub fn keep_from(&self, device: usize, log: LogId) -> SequenceNumber {
+        let covered = self.holdings[device].ledger.read(|state| state.logs().get(&log).map(LogState::covered));
+        covered.unwrap_or(SequenceNumber(u64::MAX))
+    }
+
+    /// Whether anything of a block's range is needed.
+    pub fn needs(&self, device: usize, range: &BlockRange) -> bool {
+        let dropped = self.closed.get(&range.log).is_some_and(|closed| closed.keep_to <= range.first);
+        !dropped && self.keep_from(device, range.log) < range.end
+    }
+
+    /// Carries out the truncations as far as `needed_from`, the start of the unanswered persists, allows, and forgets the
+    /// logs of which nothing is left. Gives the objects that may be deleted now; each is in the caller's hands until
+    /// [`deleted`](Self::deleted).
+    pub fn tidy(&mut self, needed_from: impl Fn(LogId) -> Option<SequenceNumber>) -> Vec<CompletedObject> {
+        let mut records: Vec<Vec<ManifestRecord>> = vec![Vec::new(); self.holdings.len()];
+        let holdings = &self.holdings;
+        self.wanted.retain(|log, (device, wanted)| {
+            let Some(truncated) = holdings[*device].ledger.read(|state| state.logs().get(log).map(|log| log.truncated))
+            else {
+                return false;
+            };
+            let to = needed_from(*log).map_or(*wanted, |needed| needed.min(*wanted));
+            if to > truncated {
+                records[*device].push(ManifestRecord::LogTruncated { log: *log, to });
+            }
+            to < *wanted
+        });
+        for (device, records) in records.into_iter().enumerate() {
+            self.record(device, records);
+        }
+        self.forget(needed_from);
+        self.take_unreferenced()
+    }
+
+    /// Forgets closed logs of which nothing is left.
+    fn forget(&mut self, needed_from: impl Fn(LogId) -> Option<SequenceNumber>) {
+        let mut records: Vec<Vec<ManifestRecord>> = vec![Vec::new(); self.holdings.len()];
+        let holdings = &self.holdings;
+        self.closed.retain(|log, closed| {
+            let left = holdings[closed.device].ledger.read(|state| {
+                let log = state.logs().get(log)?;
+                Some(log.truncated < closed.keep_to || !log.extents.is_empty())
+            });
+            let over = left == Some(false) && needed_from(*log).is_none();
+            if over {
+                records[closed.device].push(ManifestRecord::LogForgotten { log: *log });
+            }
+            left.is_some() && !over
+        });
+        for (device, records) in records.into_iter().enumerate() {
+            self.record(device, records);
+        }
+    }
+
+    /// Objects that no log needs, and that are not being deleted yet.
+    fn take_unreferenced(&mut self) -> Vec<CompletedObject> {
+        let mut objects = Vec::new();
+        for holding in &self.holdings {
+            // What is not durably recorded must not have an effect.
+            if holding.ledger.settle().is_err() {
+                continue;
+            }
+            objects.extend(holding.ledger.read(|state| state.unreferenced_objects().cloned().collect::<Vec<_>>()));
+        }
+        objects.retain(|object| {
+            let needed = self.holdings.iter().any(|holding| {
+                holding.ledger.read(|state| {
+                    state.objects().get(&object.object).is_some_and(|object| !object.ranges.is_empty())
+                })
+            });
+            !needed && self.deleting.insert(object.object.clone())
+        });
+        objects
+    }
+
+    /// The deletion of an object ended. If it is not gone, it will be offered again.
+    pub fn deleted(&mut self, object: &str, gone: bool) {
+        self.deleting.remove(object);
+        if !gone {
+            return;
+        }
+        for device in 0..self.holdings.len() {
+            if self.holdings[device].ledger.read(|state| state.objects().contains_key(object)) {
+                self.record(device, vec![ManifestRecord::ObjectDeleted { object: object.to_owned() }]);
+            }
+        }
+    }
+
+    /// Records that `object` is complete, with those of the `ranges` whose logs still exist.
+    ///
+    /// # Errors
+    /// What the file system says; the object must not be relied on then.
+    pub fn complete(
+        &mut self,
+        device: usize,
+        object: &CompletedObject,
+        ranges: &[LogRange],
+    ) -> std::io::Result<()> {
+        let ledger = &self.holdings[device].ledger;
+        let ranges: Vec<LogRange> = ledger.read(|state| {
+            ranges.iter().filter(|range| state.logs().contains_key(&range.log)).copied().collect()
+        });
+        let upload_is_here = ledger.read(|state| state.uploads().contains_key(&object.object));
+        if ranges.is_empty() && !upload_is_here {
+            return Ok(());
+        }
+        ledger.record(ManifestRecord::completed(CompletedObject { ranges, ..object.clone() }))
+    }
+
+    /// Blocks of `device` below `number` are settled.
+    pub fn settle(&mut self, device: usize, number: u64) {
+        self.holdings[device].retention.settle(number);
+        self.release_segments(device);
+    }
+
+    /// Ends the uses of segments that are not needed, unless somebody reads from them.
+    pub fn release_segments(&mut self, device: usize) {
+        let holding = &mut self.holdings[device];
+        if Arc::strong_count(&holding.readers) > 1 {
+            return;
+        }
+        let released = holding.retention.take_released();
+        if released.is_empty() {
+            return;
+        }
+        let records =
+            released.iter().map(|&(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch }).collect();
+        if let Err(error) = holding.ledger.record(records) {
+            // Reused before its release is durable, a segment could cost acknowledged data: it waits for the next open.
+            tracing::warn!(%error, "segments could not be released");
+            return;
+        }
+        for (segment, epoch) in released {
+            holding.device.request(SpillRequest::Release { segment, epoch });
+        }
+    }
+
+    /// Records what has no effect that must wait for it.
+    pub fn record(&self, device: usize, records: Vec<ManifestRecord>) {
+        if records.is_empty() {
+            return;
+        }
+        if let Err(error) = self.holdings[device].ledger.record(records) {
+            tracing::warn!(%error, "the manifest could not be written; it is tried again with the next record");
+        }
+    }
+}

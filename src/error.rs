@@ -1,0 +1,333 @@
+//! Errors, one type for each operation: what happened, to what, what the user can do.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidelog_io::directory::{DirectoryError, ManifestError};
+use tidelog_upload::{DriverError, StoreError};
+
+use crate::block::BlockError;
+use crate::footer::FooterError;
+use crate::manifest::ManifestError as RecordError;
+use crate::options::OptionError;
+use crate::part::PartError;
+use crate::types::{KeyGroup, KeyGroupRange, LogId, SequenceNumber};
+
+/// Why a changelog could not be opened. Nothing was changed, except that a directory may have been made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// An option cannot work.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    /// A local directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// The manifest of a local directory is damaged, foreign or newer.
+    #[error("the manifest in {directory} cannot be read: {source}")]
+    Manifest {
+        /// The local directory.
+        directory: PathBuf,
+        /// What is wrong with it.
+        source: ManifestError,
+    },
+    /// A record of the manifest makes no sense, or is newer.
+    #[error("the manifest in {directory} cannot be replayed: {source}")]
+    Record {
+        /// The local directory.
+        directory: PathBuf,
+        /// What is wrong with it.
+        source: RecordError,
+    },
+    /// A block that was durable cannot be read any more.
+    #[error("{segment} in {directory} is damaged at byte {offset}: {source}; blocks after it were durable, so this is not a torn tail. \
+             Restore its logs from their last checkpoint, and move the directory aside")]
+    Damaged {
+        /// The local directory.
+        directory: PathBuf,
+        /// The name of the segment file.
+        segment: String,
+        /// Where the block begins, in bytes.
+        offset: u64,
+        /// What is wrong with it.
+        source: BlockError,
+    },
+    /// The log of a local directory has a hole.
+    #[error("log {log} in {directory} has a hole: changes {expected} to {found} are missing from its segments")]
+    Hole {
+        /// The local directory.
+        directory: PathBuf,
+        /// The log.
+        log: LogId,
+        /// The number that should come next.
+        expected: SequenceNumber,
+        /// The number that comes next.
+        found: SequenceNumber,
+    },
+    /// The bucket cannot be used.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The runtime for uploads cannot be used.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The system refused something.
+    #[error("{action}: {source}")]
+    Io {
+        /// What was tried, to what.
+        action: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Why a writer could not be created.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// The name is too long.
+    #[error("the name of a log has at most 1024 bytes, this one has {len}")]
+    NameTooLong {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// Too many logs are open on one device.
+    #[error("a device has at most {max} open logs; close some, or add a local directory")]
+    TooManyLogs {
+        /// How many it can have.
+        max: usize,
+    },
+    /// The log's creation could not be recorded.
+    #[error("the manifest could not be written: {0}; the local directory is full or broken")]
+    Manifest(#[source] io::Error),
+    /// The system refused memory for a lane.
+    #[error("no memory for a lane: {0}")]
+    Lane(#[source] io::Error),
+    /// The changelog is closed.
+    #[error("the changelog is closed")]
+    Closed,
+}
+
+/// Why a change was not appended. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AppendError {
+    /// The key group is not the writer's.
+    #[error("key group {key_group} is outside of the writer's range {range}")]
+    KeyGroupOutOfRange {
+        /// The key group of the change.
+        key_group: KeyGroup,
+        /// The range that the writer was created for.
+        range: KeyGroupRange,
+    },
+    /// The value is larger than any value may be.
+    #[error("the value has {len} bytes, the largest allowed has {max}; split it, or raise value_bytes_max")]
+    TooLarge {
+        /// Its length in bytes.
+        len: usize,
+        /// The most it may have.
+        max: usize,
+    },
+    /// There was no room for as long as the writer was told to wait.
+    #[error("no room after {waited:?}: the local disk or the uploads do not keep up; append again later")]
+    Full {
+        /// How long the append waited.
+        waited: Duration,
+    },
+    /// Called from within `append_with`'s closure, for the lane which that closure fills.
+    #[error("append within the closure of another append_with on this thread")]
+    Nested,
+    /// The closure of an earlier `append_with` panicked.
+    #[error("the closure of an earlier append_with panicked; create a new writer")]
+    Poisoned,
+    /// The system refused memory for a lane.
+    #[error("no memory for a lane on this thread")]
+    NoMemory,
+    /// The changelog is closed.
+    #[error("the changelog is closed")]
+    Closed,
+}
+
+impl AppendError {
+    /// Whether the same append may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, AppendError::Full { .. } | AppendError::NoMemory)
+    }
+}
+
+/// Why changes are not known to be on the local disk.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SyncError {
+    /// The local disk failed twice in a row, or is gone. The changes are in memory, and persists go on from there.
+    #[error("the local directory {directory} is out of service: {source}; changes are held in memory only, persist them")]
+    LocalTierFailed {
+        /// The local directory.
+        directory: PathBuf,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// The changelog is closed.
+    #[error("the changelog is closed")]
+    Closed,
+}
+
+/// Why a persist did not give a handle. All changes since the last confirmed number are still held; the next persist
+/// refers to what objects already hold, and sends the rest.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PersistError {
+    /// The range does not exist (any more).
+    #[error("cannot persist log {log} from {from}: it holds {start} to {end}")]
+    OutOfRange {
+        /// The log.
+        log: LogId,
+        /// The first number asked for.
+        from: SequenceNumber,
+        /// The first number that is not truncated.
+        start: SequenceNumber,
+        /// The next number.
+        end: SequenceNumber,
+    },
+    /// The object could not be uploaded.
+    #[error("object {object} of the checkpoint failed: {source}; persist again")]
+    Upload {
+        /// The name of the object.
+        object: String,
+        /// What the store said.
+        source: Arc<StoreError>,
+    },
+    /// The object could not be recorded in the manifest.
+    #[error("object {object} could not be recorded in the manifest: {source}; persist again once the local directory works")]
+    Manifest {
+        /// The name of the object.
+        object: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// A block could not be read back, or was damaged on the local disk.
+    #[error("changes of the checkpoint cannot be read back from the local disk: {what}")]
+    ReadBack {
+        /// Which block of which segment, and what is wrong with it.
+        what: String,
+    },
+    /// The changelog is closed.
+    #[error("the changelog is closed")]
+    Closed,
+}
+
+/// Why `confirm`, `reset` or `truncate` was refused. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The numbers are beyond what was appended.
+    #[error("number {to} is beyond the next number {next} of log {log}")]
+    Beyond {
+        /// The log.
+        log: LogId,
+        /// The number given.
+        to: SequenceNumber,
+        /// The next number of the log.
+        next: SequenceNumber,
+    },
+    /// The range is upside down.
+    #[error("the range {from} to {to} is upside down")]
+    UpsideDown {
+        /// Its start.
+        from: SequenceNumber,
+        /// Its end.
+        to: SequenceNumber,
+    },
+    /// The log is closed.
+    #[error("log {0} is closed")]
+    Closed(LogId),
+}
+
+/// What is not durable at the end of `close`.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// The time was over before everything was on the local disk.
+    #[error("after {waited:?} there were still changes that are not durable locally: {logs:?}")]
+    Timeout {
+        /// How long `close` waited.
+        waited: Duration,
+        /// The logs, with the numbers that are durable (exclusive).
+        logs: Vec<(LogId, SequenceNumber)>,
+    },
+    /// The local tier failed: what was not persisted is lost with the process.
+    #[error(transparent)]
+    Local(#[from] SyncError),
+    /// The manifest could not be sealed.
+    #[error("the manifest could not be sealed: {0}")]
+    Manifest(#[source] Arc<io::Error>),
+}
+
+/// Why changes could not be read. Nothing partial of the failed piece was handed out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The store refused, or the object is not there.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The runtime for downloads cannot be used.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// An object's footer is damaged, foreign or newer.
+    #[error("the footer of {object} cannot be read: {source}")]
+    Footer {
+        /// The name of the object.
+        object: String,
+        /// What is wrong with it.
+        source: FooterError,
+    },
+    /// A directory or changeset of an object is damaged.
+    #[error("{object} is damaged in part {part}, bytes {start} to {end}: {source}")]
+    Damaged {
+        /// The name of the object.
+        object: String,
+        /// The part, from 0.
+        part: usize,
+        /// Where the damaged piece begins in the object, in bytes.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// What is wrong with it.
+        source: PartError,
+    },
+    /// A local block is damaged or gone.
+    #[error("{segment} in {directory} cannot be read at byte {offset}: {what}")]
+    Local {
+        /// The local directory.
+        directory: PathBuf,
+        /// The name of the segment file.
+        segment: String,
+        /// Where, in bytes.
+        offset: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// An object does not hold what the handle says.
+    #[error("{object} does not hold what its handle says: {what}")]
+    Mismatch {
+        /// The name of the object.
+        object: String,
+        /// What is missing.
+        what: String,
+    },
+    /// The changelog, or the runtime that reads for it, was closed.
+    #[error("reading was given up: the changelog is closed")]
+    Closed,
+    /// Part of what was asked for is truncated.
+    #[error("log {log} is truncated below {start}, {from} was asked for")]
+    Truncated {
+        /// The log.
+        log: LogId,
+        /// The first number asked for.
+        from: SequenceNumber,
+        /// The first number that it still holds.
+        start: SequenceNumber,
+    },
+}

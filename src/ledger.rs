@@ -1,0 +1,161 @@
+//! The manifest of one directory at work: the state that its records add up to, and the file that keeps them.
+//!
+//! Shared by whoever has something to record: the spiller (segments), the changelog (logs), the uploader (objects,
+//! truncations, releases). What the records say is in manifest.rs, how the file survives a crash in the io crate.
+//!
+//! A record is durable when [`record`](Ledger::record) returns `Ok`, and only then may its effect be carried out. After a
+//! failed append the end of the file is unknown, so the next one writes the whole state anew. When the device is out of
+//! service the ledger is *detached*: it goes on in memory, since persists do.
+
+use std::io;
+use std::sync::Mutex;
+
+use tidelog_io::directory::Manifest;
+use tidelog_io::segment::Journal;
+
+use crate::checkpoint::Request;
+use crate::device::lock;
+use crate::error::PersistError;
+use crate::handle::{ChangelogHandle, Extent};
+use crate::manifest::{ManifestRecord, ManifestState};
+use crate::types::KeyGroupRange;
+
+/// A manifest that has grown to this many bytes beyond its last rewriting is rewritten when it has also doubled.
+const GROWTH_BYTES: u64 = 1 << 20;
+
+/// The manifest of one directory.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    state: ManifestState,
+    manifest: Manifest,
+    /// The length of the file after its last rewriting.
+    rewritten_bytes: u64,
+    /// The end of the file is unknown.
+    broken: bool,
+    detached: bool,
+}
+
+impl Ledger {
+    pub fn new(state: ManifestState, manifest: Manifest) -> Ledger {
+        let rewritten_bytes = manifest.len_bytes();
+        Ledger { inner: Mutex::new(Inner { state, manifest, rewritten_bytes, broken: false, detached: false }) }
+    }
+
+    /// Looks at the state.
+    pub fn read<T>(&self, look: impl FnOnce(&ManifestState) -> T) -> T {
+        look(&lock(&self.inner).state)
+    }
+
+    /// The handle for a request, from what is known of completed objects.
+    pub fn handle(&self, request: &Request) -> Result<ChangelogHandle, PersistError> {
+        let Request { log, from, to, .. } = *request;
+        self.read(|state| {
+            let known = state.logs().get(&log);
+            let start = known.map_or(to, |log| log.truncated);
+            let (name, key_groups): (&str, KeyGroupRange) =
+                known.map_or(("", KeyGroupRange::ALL), |log| (&log.name, log.key_groups));
+            let overlapping = known.map_or(&[][..], |log| &log.extents).iter().filter(|extent| {
+                extent.first < to && extent.end > from
+            });
+            let extents = overlapping.map(|extent| {
+                let object = &state.objects()[&extent.object];
+                Extent {
+                    bucket: object.bucket.clone(),
+                    object: object.object.clone(),
+                    object_bytes: object.object_bytes,
+                    footer: object.footer.clone(),
+                    token: object.token,
+                    first: extent.first.max(from),
+                    end: extent.end.min(to),
+                }
+            });
+            ChangelogHandle::new(log, name, key_groups, from, to, extents.collect())
+                .map_err(|_| PersistError::OutOfRange { log, from, start, end: to })
+        })
+    }
+
+    /// Adds records and makes them durable, all or none as far as readers of the file can tell.
+    ///
+    /// # Errors
+    /// What the file system says. The state has taken the records all the same; they become durable with the next success.
+    ///
+    /// # Panics
+    /// If a record contradicts the state: a bug, and better loud than on disk.
+    pub fn record(&self, records: Vec<ManifestRecord>) -> io::Result<()> {
+        let mut inner = lock(&self.inner);
+        let encoded: Vec<Vec<u8>> = records.iter().map(ManifestRecord::encode).collect();
+        for record in records {
+            if let Err(error) = inner.state.apply(record) {
+                panic!("the manifest was to record an impossible thing: {error}");
+            }
+        }
+        if inner.detached {
+            return Ok(());
+        }
+        let doubled = inner.manifest.len_bytes() > 2 * inner.rewritten_bytes + GROWTH_BYTES;
+        if inner.broken || doubled {
+            return inner.rewrite();
+        }
+        let slices: Vec<&[u8]> = encoded.iter().map(Vec::as_slice).collect();
+        if let Err(error) = inner.manifest.append(&slices) {
+            tracing::warn!(%error, "the manifest could not be appended to; writing it anew");
+            metrics::counter!("tidelog_manifest_failures_total").increment(1);
+            inner.broken = true;
+            return inner.rewrite();
+        }
+        Ok(())
+    }
+
+    /// Makes all that was ever recorded durable, in the fewest bytes, so that any later damage to it is noticed.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn seal(&self) -> io::Result<()> {
+        let mut inner = lock(&self.inner);
+        if inner.detached { Ok(()) } else { inner.rewrite() }
+    }
+
+    /// Makes sure that nothing recorded is only in memory.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn settle(&self) -> io::Result<()> {
+        let mut inner = lock(&self.inner);
+        if inner.broken && !inner.detached { inner.rewrite() } else { Ok(()) }
+    }
+
+    /// The device is out of service: go on in memory.
+    pub fn detach(&self) {
+        lock(&self.inner).detached = true;
+    }
+}
+
+impl Inner {
+    fn rewrite(&mut self) -> io::Result<()> {
+        self.broken = true;
+        let records: Vec<Vec<u8>> = self.state.snapshot().iter().map(ManifestRecord::encode).collect();
+        let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+        self.manifest.rewrite(&slices)?;
+        self.broken = false;
+        self.rewritten_bytes = self.manifest.len_bytes();
+        Ok(())
+    }
+}
+
+/// The segments' part of the manifest.
+pub(crate) struct LedgerJournal(pub std::sync::Arc<Ledger>);
+
+impl Journal for LedgerJournal {
+    fn acquired(&mut self, segment: u32, epoch: u64) -> io::Result<()> {
+        self.0.record(vec![ManifestRecord::SegmentAcquired { segment, epoch }])
+    }
+
+    fn cut(&mut self, epoch_below: u64, number: u64) -> io::Result<()> {
+        self.0.record(vec![ManifestRecord::Cut { epoch_below, number }])
+    }
+}

@@ -1,0 +1,345 @@
+//! What a changelog can be told, each option with its unit, default and reason. Checked once, at open.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use tidelog_io::disk::Durability;
+pub use tidelog_io::engine::EngineChoice;
+
+pub use crate::part::Compression;
+
+const MIB: usize = 1 << 20;
+
+/// The options of a [`Changelog`](crate::Changelog): two that matter, the rest with defaults.
+///
+/// ```
+/// use std::time::Duration;
+/// let options = tidelog::Options::new("file:///var/lib/tidelog/bucket", "/mnt/nvme0/tidelog")
+///     .linger(Duration::from_millis(5))
+///     .local_bytes(8 << 30);
+/// # let _ = options;
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) bucket: String,
+    pub(crate) directories: Vec<PathBuf>,
+    pub(crate) group: String,
+    pub(crate) engine: EngineChoice,
+    pub(crate) durability: Durability,
+    pub(crate) lane_bytes: usize,
+    pub(crate) append_wait_max: Duration,
+    pub(crate) linger: Duration,
+    pub(crate) block_bytes: usize,
+    pub(crate) writes_in_flight: usize,
+    pub(crate) segment_bytes: u64,
+    pub(crate) local_bytes: u64,
+    pub(crate) memory_bytes: usize,
+    pub(crate) value_bytes_max: usize,
+    pub(crate) part_bytes: usize,
+    pub(crate) compression: Compression,
+    pub(crate) batch_delay: Duration,
+    pub(crate) preemptive_upload: bool,
+    pub(crate) runtime: UploadRuntime,
+}
+
+/// Where uploads run.
+#[derive(Clone, Debug, Default)]
+pub enum UploadRuntime {
+    /// On two threads of tidelog's own.
+    #[default]
+    Own,
+    /// On the caller's tokio runtime, which must be multi-threaded: a current-thread one would deadlock, and is refused
+    /// at open.
+    Handle(tidelog_upload::RuntimeHandle),
+}
+
+/// An option whose value cannot work, and what would.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("option {option}: {value} does not work: {remedy}")]
+pub struct OptionError {
+    /// The name of the option.
+    pub option: &'static str,
+    /// The value it was given.
+    pub value: String,
+    /// What it may be.
+    pub remedy: String,
+}
+
+impl Options {
+    /// A changelog whose objects go to `bucket` (a URL, `file:///absolute/directory`), and whose segments stand in
+    /// `directory`, on a local disk.
+    pub fn new(bucket: impl Into<String>, directory: impl Into<PathBuf>) -> Options {
+        Options {
+            bucket: bucket.into(),
+            directories: vec![directory.into()],
+            group: "tidelog".to_owned(),
+            engine: EngineChoice::Auto,
+            durability: Durability::Power,
+            lane_bytes: 4 * MIB,
+            append_wait_max: Duration::from_secs(10),
+            linger: Duration::from_millis(10),
+            block_bytes: 256 << 10,
+            writes_in_flight: 16,
+            segment_bytes: 256 << 20,
+            local_bytes: 4 << 30,
+            memory_bytes: 256 * MIB,
+            value_bytes_max: 16 * MIB,
+            part_bytes: 8 * MIB,
+            compression: Compression::None,
+            batch_delay: Duration::from_millis(5),
+            preemptive_upload: true,
+            runtime: UploadRuntime::Own,
+        }
+    }
+
+    /// One more local directory, best on a device of its own: each gets its own spiller, and writers spread over them.
+    #[must_use]
+    pub fn add_directory(mut self, directory: impl Into<PathBuf>) -> Options {
+        self.directories.push(directory.into());
+        self
+    }
+
+    /// First component of every object's name: `tidelog`. Letters, digits, `-`, `_` and `.`; 1 to 64 of them.
+    #[must_use]
+    pub fn group(mut self, group: impl Into<String>) -> Options {
+        self.group = group.into();
+        self
+    }
+
+    /// Which engine writes segments: `Auto` takes io_uring where it works, else threads with `pwritev2`.
+    #[must_use]
+    pub fn engine(mut self, engine: EngineChoice) -> Options {
+        self.engine = engine;
+        self
+    }
+
+    /// What [`sync`](crate::ChangelogWriter::sync) promises: with `Power` (the default) that changes survive power loss,
+    /// with `Process` that they survive the process.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Options {
+        self.durability = durability;
+        self
+    }
+
+    /// The ring of one appending thread, in bytes: 4 MiB, a power of two from 64 KiB to 64 MiB. Larger rings absorb longer
+    /// stalls of the disk, smaller ones stay in the cache.
+    #[must_use]
+    pub fn lane_bytes(mut self, bytes: usize) -> Options {
+        self.lane_bytes = bytes;
+        self
+    }
+
+    /// How long [`append`](crate::ChangelogWriter::append) waits for room before it says `Full`: 10 s; zero is allowed.
+    #[must_use]
+    pub fn append_wait_max(mut self, wait: Duration) -> Options {
+        self.append_wait_max = wait;
+        self
+    }
+
+    /// How long a partly filled block waits for more changes before it is written all the same: 10 ms.
+    #[must_use]
+    pub fn linger(mut self, linger: Duration) -> Options {
+        self.linger = linger;
+        self
+    }
+
+    /// The unit of local writes, in bytes: 256 KiB, a multiple of 4096 from 8 KiB to 1 MiB. Below 128 KiB throughput
+    /// falls, above 512 KiB requests are split by the kernel.
+    #[must_use]
+    pub fn block_bytes(mut self, bytes: usize) -> Options {
+        self.block_bytes = bytes;
+        self
+    }
+
+    /// Local writes in flight: 16, from 1 to 256. A depth below 8 loses badly on a busy machine.
+    #[must_use]
+    pub fn writes_in_flight(mut self, depth: usize) -> Options {
+        self.writes_in_flight = depth;
+        self
+    }
+
+    /// The size of a segment file in bytes: 256 MiB, a multiple of 4096, at least two blocks.
+    #[must_use]
+    pub fn segment_bytes(mut self, bytes: u64) -> Options {
+        self.segment_bytes = bytes;
+        self
+    }
+
+    /// How much of each local directory segments may take, in bytes: 4 GiB, at least two segments. At that limit the
+    /// changes held are uploaded without being asked for; until that makes room, appends wait.
+    #[must_use]
+    pub fn local_bytes(mut self, bytes: u64) -> Options {
+        self.local_bytes = bytes;
+        self
+    }
+
+    /// The memory budget in bytes: 256 MiB. A quarter each for lanes, for blocks that wait for upload, for parts in flight
+    /// and for values too large for a lane; the spiller's own blocks (twice the writes in flight and four more) come on top.
+    #[must_use]
+    pub fn memory_bytes(mut self, bytes: usize) -> Options {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    /// The largest value that can be appended, in bytes: 16 MiB, at most a quarter of the memory budget.
+    #[must_use]
+    pub fn value_bytes_max(mut self, bytes: usize) -> Options {
+        self.value_bytes_max = bytes;
+        self
+    }
+
+    /// The size of a part of an object, in bytes: 8 MiB, at least two blocks.
+    #[must_use]
+    pub fn part_bytes(mut self, bytes: usize) -> Options {
+        self.part_bytes = bytes;
+        self
+    }
+
+    /// Whether parts are compressed: not, by default.
+    #[must_use]
+    pub fn compression(mut self, compression: Compression) -> Options {
+        self.compression = compression;
+        self
+    }
+
+    /// How long the first writer that asks for a checkpoint waits for the others to share its object: 5 ms at most; it is
+    /// cut earlier when all open writers have asked.
+    #[must_use]
+    pub fn batch_delay(mut self, delay: Duration) -> Options {
+        self.batch_delay = delay;
+        self
+    }
+
+    /// Whether full parts go out before a checkpoint asks for them: yes. Without it a checkpoint uploads all that is new,
+    /// but changes that are truncated before any checkpoint are never sent.
+    #[must_use]
+    pub fn preemptive_upload(mut self, preemptive: bool) -> Options {
+        self.preemptive_upload = preemptive;
+        self
+    }
+
+    /// Where uploads run: on threads of tidelog's own.
+    #[must_use]
+    pub fn runtime(mut self, runtime: UploadRuntime) -> Options {
+        self.runtime = runtime;
+        self
+    }
+
+    /// The share of the memory budget that each of its four users has.
+    pub(crate) fn memory_share(&self) -> usize {
+        self.memory_bytes / 4
+    }
+
+    /// How many lanes each device may have; threads beyond them share one.
+    pub(crate) fn lanes_max(&self) -> usize {
+        (self.memory_share() / self.directories.len() / self.lane_bytes).max(1)
+    }
+
+    /// Buffers that the spiller of a device has for itself, whatever uploads hold.
+    pub(crate) fn spill_blocks(&self) -> usize {
+        2 * self.writes_in_flight + 4
+    }
+
+    /// Buffers of a device that may wait for their upload in memory.
+    pub(crate) fn upload_blocks(&self) -> usize {
+        (self.memory_share() / self.directories.len() / self.block_bytes).max(2)
+    }
+
+    /// Parts that may be in flight at once.
+    pub(crate) fn parts_in_flight(&self) -> usize {
+        (self.memory_share() / self.part_bytes).clamp(1, 64)
+    }
+
+    pub(crate) fn segments_max(&self) -> u32 {
+        u32::try_from(self.local_bytes / self.segment_bytes).unwrap_or(u32::MAX)
+    }
+
+    /// Says what cannot work, before anything is touched.
+    pub(crate) fn check(&self) -> Result<(), OptionError> {
+        fn must(holds: bool, option: &'static str, value: impl ToString, remedy: &str) -> Result<(), OptionError> {
+            if holds { Ok(()) } else { Err(OptionError { option, value: value.to_string(), remedy: remedy.to_owned() }) }
+        }
+        let mut seen = self.directories.clone();
+        seen.sort();
+        seen.dedup();
+        must(seen.len() == self.directories.len(), "add_directory", format!("{:?}", self.directories), "each directory once")?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        must(
+            (1..=64).contains(&self.group.len()) && self.group.chars().all(plain) && !self.group.starts_with('.'),
+            "group",
+            &self.group,
+            "1 to 64 letters, digits, '-', '_' and '.', not beginning with '.'",
+        )?;
+        must(
+            self.lane_bytes.is_power_of_two() && (64 << 10..=64 * MIB).contains(&self.lane_bytes),
+            "lane_bytes",
+            self.lane_bytes,
+            "a power of two from 64 KiB to 64 MiB",
+        )?;
+        must(
+            self.block_bytes.is_multiple_of(4096) && (8 << 10..=MIB).contains(&self.block_bytes),
+            "block_bytes",
+            self.block_bytes,
+            "a multiple of 4096 from 8 KiB to 1 MiB",
+        )?;
+        must((1..=256).contains(&self.writes_in_flight), "writes_in_flight", self.writes_in_flight, "1 to 256")?;
+        must(
+            self.segment_bytes.is_multiple_of(4096)
+                && self.segment_bytes >= 2 * self.block_bytes as u64
+                && self.segment_bytes <= 64 << 30,
+            "segment_bytes",
+            self.segment_bytes,
+            "a multiple of 4096, at least two blocks, at most 64 GiB",
+        )?;
+        must(self.segments_max() >= 2, "local_bytes", self.local_bytes, "at least two segments")?;
+        must(
+            self.part_bytes >= 2 * self.block_bytes && self.part_bytes <= 1 << 30,
+            "part_bytes",
+            self.part_bytes,
+            "at least two blocks, at most 1 GiB",
+        )?;
+        must(
+            self.memory_share() >= self.part_bytes.max(self.lane_bytes * self.directories.len()),
+            "memory_bytes",
+            self.memory_bytes,
+            "at least four times a part, and four times a lane for each directory",
+        )?;
+        must(
+            (1..=self.memory_share()).contains(&self.value_bytes_max) && self.value_bytes_max < 1 << 30,
+            "value_bytes_max",
+            self.value_bytes_max,
+            "1 byte to a quarter of the memory budget, below 1 GiB",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_work() {
+        assert_eq!(Options::new("file:///b", "/d").check(), Ok(()));
+    }
+
+    #[test]
+    fn what_cannot_work_is_named() {
+        let options = || Options::new("file:///b", "/d");
+        for (bad, name) in [
+            (options().add_directory("/d"), "add_directory"),
+            (options().group("a/b"), "group"),
+            (options().lane_bytes(100_000), "lane_bytes"),
+            (options().block_bytes(5000), "block_bytes"),
+            (options().writes_in_flight(0), "writes_in_flight"),
+            (options().segment_bytes(1 << 18), "segment_bytes"),
+            (options().local_bytes(1 << 28), "local_bytes"),
+            (options().part_bytes(1), "part_bytes"),
+            (options().memory_bytes(1 << 20), "memory_bytes"),
+            (options().value_bytes_max(1 << 29), "value_bytes_max"),
+        ] {
+            let error = bad.check().unwrap_err();
+            assert_eq!(error.option, name);
+            assert!(!error.remedy.is_empty());
+        }
+    }
+}

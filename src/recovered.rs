@@ -1,0 +1,190 @@
+//! `RecoveredLog`: a log that an earlier use of a directory left behind. Read-only: the bucket may hold more of it than
+//! the disk, so it is never continued.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::changelog::Core;
+use crate::checkpoint::{Request, RequestId};
+use crate::error::{PersistError, ReadError};
+use crate::handle::ChangelogHandle;
+use crate::ledger::Ledger;
+use crate::reader::{BlockRef, ChangelogReader, LocalFiles, LocalSource, Pin};
+use crate::recovery::Recovered;
+use crate::types::{KeyGroupRange, LogId, SequenceNumber};
+use crate::uploader::Event;
+use crate::writer::PersistFuture;
+
+/// What was found of one log.
+#[derive(Clone, Debug)]
+pub(crate) struct FoundLog {
+    pub log: LogId,
+    pub name: String,
+    pub key_groups: KeyGroupRange,
+    /// The first change that is not truncated.
+    pub start: SequenceNumber,
+    /// The first change in local blocks.
+    pub local_start: SequenceNumber,
+    pub end: SequenceNumber,
+    pub confirmed: SequenceNumber,
+    pub blocks: Vec<BlockRef>,
+    /// The number after the last local block.
+    pub blocks_end: u64,
+}
+
+impl Recovered {
+    /// All logs that the manifest knows, with what is left of them.
+    pub fn logs(&self, ledger: &Ledger) -> Vec<FoundLog> {
+        let mut blocks: BTreeMap<LogId, Vec<BlockRef>> = BTreeMap::new();
+        for block in &self.blocks {
+            for range in &block.ranges {
+                blocks.entry(range.log).or_default().push(BlockRef {
+                    place: block.place,
+                    bytes: block.held.as_ref().map(|held| held.bytes.clone()),
+                    len: block.len,
+                    continues: block.continues,
+                });
+            }
+        }
+        ledger.read(|state| {
+            let found = state.logs().iter().map(|(&log, known)| {
+                let covered = known.covered();
+                let (local_start, local_end) = self.ranges.get(&log).copied().unwrap_or((covered, covered));
+                FoundLog {
+                    log,
+                    name: known.name.clone(),
+                    key_groups: known.key_groups,
+                    start: known.truncated,
+                    local_start,
+                    end: local_end.max(covered),
+                    confirmed: known.confirmed,
+                    blocks: blocks.remove(&log).unwrap_or_default(),
+                    blocks_end: self.next_number,
+                }
+            });
+            found.collect()
+        })
+    }
+}
+
+/// A log that an earlier use of the directory left behind: every change that was durable there, without a hole.
+///
+/// New changes go to a new log, see [`Changelog::create_writer`](crate::Changelog::create_writer).
+#[derive(Clone, Debug)]
+pub struct RecoveredLog {
+    core: Arc<Core>,
+    device: usize,
+    found: Arc<FoundLog>,
+}
+
+impl RecoveredLog {
+    pub(crate) fn new(core: Arc<Core>, device: usize, found: FoundLog) -> RecoveredLog {
+        RecoveredLog { core, device, found: Arc::new(found) }
+    }
+
+    /// The id of the log.
+    #[must_use]
+    pub fn log(&self) -> LogId {
+        self.found.log
+    }
+
+    /// The name that it was created with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.found.name
+    }
+
+    /// The key groups that its changes may have.
+    #[must_use]
+    pub fn key_groups(&self) -> KeyGroupRange {
+        self.found.key_groups
+    }
+
+    /// The first change that was not truncated.
+    #[must_use]
+    pub fn start(&self) -> SequenceNumber {
+        self.found.start
+    }
+
+    /// The number after the last change.
+    #[must_use]
+    pub fn end(&self) -> SequenceNumber {
+        self.found.end
+    }
+
+    /// The changes below this number were confirmed.
+    #[must_use]
+    pub fn confirmed(&self) -> SequenceNumber {
+        self.found.confirmed
+    }
+
+    /// Makes the changes from `from` on durable in the bucket, as a writer's
+    /// [`persist_durably`](crate::ChangelogWriter::persist_durably) does.
+    ///
+    /// # Errors
+    /// See [`PersistError`].
+    pub fn persist_durably(&self, from: SequenceNumber) -> PersistFuture {
+        let (resolver, pending) = tidelog_upload::channel();
+        let FoundLog { log, start, end, blocks_end, .. } = *self.found;
+        if from < start || from > end {
+            resolver.resolve(Err(PersistError::OutOfRange { log, from, start, end }));
+            return PersistFuture(pending);
+        }
+        let id = RequestId(self.core.requests.fetch_add(1, Ordering::Relaxed));
+        let (device, asked_at) = (self.device, self.core.now());
+        let request = Request { log, device, from, to: end, asked_at, end: Some(blocks_end) };
+        self.core.send(Event::Persist { id, request, resolver });
+        PersistFuture(pending)
+    }
+
+    /// Reads the changes in `key_groups`, from the local disk where it still holds them, else from the bucket.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
+        let found = &self.found;
+        let site = &self.core.sites[self.device];
+        let guard = Arc::clone(&site.readers);
+        let local = found.local_start.max(found.start);
+        let remote = self.remote_handle(local)?;
+        let mut reader = ChangelogReader::new(&remote, key_groups, Some(&self.core.driver))?;
+        if local < found.end && found.key_groups.intersection(key_groups).is_some() {
+            let (core, device) = (Arc::clone(&self.core), self.device);
+            let released = Box::new(move || core.send(Event::ReaderGone { device }));
+            reader.add_local(LocalSource {
+                log: found.log,
+                from: local,
+                to: found.end,
+                directory: site.path.clone(),
+                files: LocalFiles(Arc::clone(&site.files)),
+                blocks: found.blocks.clone(),
+                pin: Arc::new(Pin { guard: Some(guard), released }),
+            });
+        }
+        Ok(reader)
+    }
+
+    /// A handle for what is not on the disk: the changes from the start to `to`.
+    fn remote_handle(&self, to: SequenceNumber) -> Result<Vec<ChangelogHandle>, ReadError> {
+        let FoundLog { log, start, .. } = *self.found;
+        if start >= to {
+            return Ok(Vec::new());
+        }
+        let request = Request { log, device: self.device, from: start, to, asked_at: self.core.now(), end: None };
+        let handle = self.core.sites[self.device].ledger.handle(&request);
+        handle.map(|handle| vec![handle]).map_err(|_| ReadError::Truncated { log, from: start, start: to })
+    }
+
+    /// Nobody needs the changes below `to` any more. Numbers beyond the end mean the end.
+    pub fn truncate(&self, to: SequenceNumber) {
+        let to = to.min(self.found.end);
+        self.core.send(Event::Truncate { device: self.device, log: self.found.log, to });
+    }
+
+    /// Nobody needs anything of this log any more: its local changes are dropped, its objects deleted unless other logs
+    /// need them.
+    pub fn discard(&self) {
+        self.core.send(Event::Discard { device: self.device, log: self.found.log, end: self.found.end });
+    }
+}

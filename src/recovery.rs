@@ -1,0 +1,334 @@
+//! What a local directory still holds after its last use ended, by a crash or not.
+//!
+//! Reads the segments in use, block by block, and finds where the durable blocks end. Changes nothing: the cut that makes
+//! the end final is recorded by who opens the directory. Which logs exist, and what objects hold of them, the manifest
+//! tells.
+//!
+//! Blocks are numbered densely over the segments in the order of their epochs. The first that is missing or bad ends the
+//! log, if it was still in flight; each block says below which number all were durable when it was written, and a bad
+//! block below any such watermark is damage, not an end.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use bytes::Bytes;
+use tidelog_io::disk::Files;
+use tidelog_io::segment::{BlockPlace, segment_name};
+
+use crate::block::{self, BLOCK_ALIGN_BYTES, Block, BlockBuilder, BlockError, Expected};
+use crate::error::OpenError;
+use crate::manifest::ManifestState;
+use crate::record::{FrameKind, Header};
+use crate::spill::{BlockRange, Held, LocalBlock};
+use crate::types::{LogId, SequenceNumber};
+
+/// How much is read at once, in bytes.
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// What was found in a directory.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    /// All durable blocks in the segments in use, in order.
+    pub blocks: Vec<LocalBlock>,
+    /// The number of the next block.
+    pub next_number: u64,
+    /// For each log with changes in those blocks, what they hold of it.
+    pub ranges: BTreeMap<LogId, (SequenceNumber, SequenceNumber)>,
+    /// For each segment in use, in the order of epochs: segment, epoch, the number after its last block (0 if none).
+    pub uses: Vec<(u32, u64, u64)>,
+}
+
+/// Where and why reading stopped.
+#[derive(Debug)]
+struct Bad {
+    segment: u32,
+    offset: u64,
+    error: BlockError,
+    /// The number that the bad block must have had, where a later one in its segment tells.
+    number: Option<u64>,
+}
+
+/// Reads what `state` says is in use.
+pub(crate) fn recover(
+    device: usize,
+    directory: &Path,
+    files: &dyn Files,
+    directory_id: u64,
+    state: &ManifestState,
+) -> Result<Recovered, OpenError> {
+    let mut segments: Vec<(u64, u32)> = state.segments().iter().map(|(&segment, &epoch)| (epoch, segment)).collect();
+    segments.sort_unstable();
+    let mut recovered = Recovered { blocks: Vec::new(), next_number: 0, ranges: BTreeMap::new(), uses: Vec::new() };
+    let mut expected: Option<u64> = None;
+    let mut watermark = 0;
+    let mut bad: Option<Bad> = None;
+    for (epoch, segment) in segments {
+        let scan = Scan { device, directory, files, directory_id, segment, epoch, limit: state.number_limit(epoch) };
+        let found = scan.run()?;
+        watermark = watermark.max(found.watermark);
+        let mut end = 0;
+        for block in found.blocks {
+            let due = *expected.get_or_insert(block.number);
+            if bad.is_some() {
+                break;
+            }
+            if block.number != due {
+                let offset = block.place.map_or(0, |place| place.offset);
+                let error = BlockError::Misplaced { what: "number", expected: due, found: block.number };
+                bad = Some(Bad { segment, offset, error, number: Some(due) });
+                break;
+            }
+            expected = Some(due + 1);
+            end = due + 1;
+            recovered.blocks.push(block);
+        }
+        if let Some(mut end_of_scan) = found.bad
+            && bad.is_none()
+        {
+            // An untouched rest is how every segment ends; what follows tells whether it is the end of all.
+            end_of_scan.number = end_of_scan.number.or(expected);
+            let is_rest = matches!(end_of_scan.error, BlockError::NotABlock | BlockError::Misplaced { .. });
+            if !is_rest || found.later {
+                bad = Some(end_of_scan);
+            }
+        }
+        recovered.uses.push((segment, epoch, end));
+    }
+    let end = expected.unwrap_or(0).max(state.next_number());
+    let lost = match &bad {
+        Some(bad) => bad.number.unwrap_or(end) < watermark,
+        None => false,
+    };
+    if let (true, Some(bad)) = (lost, bad) {
+        let (directory, segment) = (directory.to_owned(), segment_name(bad.segment));
+        return Err(OpenError::Damaged { directory, segment, offset: bad.offset, source: bad.error });
+    }
+    if end < watermark {
+        return Err(missing(directory, &recovered, end, watermark));
+    }
+    recovered.next_number = end;
+    trim_unfinished(directory, files, &mut recovered.blocks)?;
+    check_logs(directory, state, &mut recovered)?;
+    Ok(recovered)
+}
+
+/// Blocks that were durable are gone without a trace of a bad one: a segment was cut short or replaced.
+fn missing(directory: &Path, recovered: &Recovered, end: u64, watermark: u64) -> OpenError {
+    let last = recovered.blocks.last();
+    let segment = last.and_then(|block| block.place).map_or(0, |place| place.segment);
+    let offset = last.and_then(|block| Some(block.place?.offset + block.len as u64)).unwrap_or(0);
+    OpenError::Damaged {
+        directory: directory.to_owned(),
+        segment: segment_name(segment),
+        offset,
+        source: BlockError::Misplaced { what: "number", expected: watermark.saturating_sub(1), found: end },
+    }
+}
+
+struct Scan<'a> {
+    device: usize,
+    directory: &'a Path,
+    files: &'a dyn Files,
+    directory_id: u64,
+    segment: u32,
+    epoch: u64,
+    /// Blocks from this number on do not count.
+    limit: Option<u64>,
+}
+
+struct Found {
+    blocks: Vec<LocalBlock>,
+    /// The highest watermark in any valid block of this use.
+    watermark: u64,
+    /// Where the run of valid blocks ended; `None` at the end of the file.
+    bad: Option<Bad>,
+    /// Whether valid blocks of this use stand behind that.
+    later: bool,
+}
+
+impl Scan<'_> {
+    fn run(&self) -> Result<Found, OpenError> {
+        let mut found = Found { blocks: Vec::new(), watermark: 0, bad: None, later: false };
+        let mut window = Window { scan: self, start: 0, bytes: Vec::new() };
+        let mut offset = 0;
+        let mut index = 0;
+        loop {
+            let bytes = window.at(offset, BLOCK_ALIGN_BYTES)?;
+            if bytes.is_empty() {
+                break;
+            }
+            let needed = Block::peek_len(bytes).unwrap_or(BLOCK_ALIGN_BYTES);
+            let bytes = window.at(offset, needed)?;
+            let following = found.bad.is_none();
+            let decoded = if following {
+                let (directory, segment, epoch) = (self.directory_id, self.segment, self.epoch);
+                Block::decode(bytes, Some(&Expected { directory, segment, epoch, index, offset, number: None }))
+            } else {
+                self.decode_stray(bytes, offset)
+            };
+            match decoded {
+                Ok(block) => {
+                    let place = block.header().place;
+                    if self.limit.is_some_and(|limit| place.number >= limit) {
+                        // Written again elsewhere: neither it nor what follows here counts.
+                        break;
+                    }
+                    found.watermark = found.watermark.max(place.watermark);
+                    let len = block.header().len;
+                    if let Some(bad) = &mut found.bad {
+                        found.later = true;
+                        let behind = u64::from(place.index.saturating_sub(index));
+                        bad.number = bad.number.or(place.number.checked_sub(behind));
+                    } else {
+                        found.blocks.push(local_block(self.device, &block, place));
+                        index += 1;
+                    }
+                    offset += len as u64;
+                }
+                // Only a newer program can say what this is.
+                Err(source @ BlockError::NewerVersion { .. }) if following => {
+                    let (directory, segment) = (self.directory.to_owned(), segment_name(self.segment));
+                    return Err(OpenError::Damaged { directory, segment, offset, source });
+                }
+                Err(error) => {
+                    if following {
+                        found.bad = Some(Bad { segment: self.segment, offset, error, number: None });
+                    }
+                    offset += BLOCK_ALIGN_BYTES as u64;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// A block of this use behind a bad one, where its index is not known.
+    fn decode_stray<'a>(&self, bytes: &'a [u8], offset: u64) -> Result<Block<'a>, BlockError> {
+        let block = Block::decode(bytes, None)?;
+        let place = block.header().place;
+        let own = (place.directory, place.segment, place.epoch, place.offset)
+            == (self.directory_id, self.segment, self.epoch, offset);
+        if own { Ok(block) } else { Err(BlockError::NotABlock) }
+    }
+}
+
+/// Reads a file forward in large pieces.
+struct Window<'a> {
+    scan: &'a Scan<'a>,
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Window<'_> {
+    /// The bytes from `offset` on: at least `len`, fewer only at the end of the file.
+    fn at(&mut self, offset: u64, len: usize) -> Result<&[u8], OpenError> {
+        let skip = usize::try_from(offset.saturating_sub(self.start)).unwrap_or(usize::MAX);
+        if offset < self.start || skip.saturating_add(len) > self.bytes.len() {
+            self.bytes.resize(len.max(WINDOW_BYTES), 0);
+            let name = segment_name(self.scan.segment);
+            let read = self.scan.files.read_at(&name, offset, &mut self.bytes).map_err(|source| self.error(&name, source))?;
+            self.bytes.truncate(read);
+            self.start = offset;
+            return Ok(&self.bytes);
+        }
+        Ok(&self.bytes[skip..])
+    }
+
+    fn error(&self, name: &str, source: io::Error) -> OpenError {
+        OpenError::Io { action: format!("reading {name} in {}", self.scan.directory.display()), source }
+    }
+}
+
+fn local_block(device: usize, block: &Block<'_>, place: BlockPlace) -> LocalBlock {
+    let ranges = block.logs().map(|entry| BlockRange {
+        log: entry.log,
+        first: entry.first,
+        end: SequenceNumber(entry.first.0 + u64::from(entry.count)),
+    });
+    LocalBlock {
+        device,
+        number: place.number,
+        place: Some(place),
+        len: block.header().len,
+        held: None,
+        continues: block.header().continues,
+        ranges: ranges.collect(),
+    }
+}
+
+/// Takes a large change whose end is missing out of the last blocks: it was never acknowledged. What is left of those
+/// blocks stays in memory.
+fn trim_unfinished(directory: &Path, files: &dyn Files, blocks: &mut [LocalBlock]) -> Result<(), OpenError> {
+    for block in blocks.iter_mut().rev() {
+        let Some(place) = block.place.filter(|_| block.continues) else { return Ok(()) };
+        let name = segment_name(place.segment);
+        let io = |source| OpenError::Io { action: format!("reading {name} in {}", directory.display()), source };
+        let mut bytes = vec![0; block.len];
+        let read = files.read_at(&name, place.offset, &mut bytes).map_err(io)?;
+        let damaged = |source| OpenError::Damaged {
+            directory: directory.to_owned(),
+            segment: name.clone(),
+            offset: place.offset,
+            source,
+        };
+        let (kept, began_here) =
+            trim(&bytes[..read]).map_err(damaged)?;
+        block.len = kept.len();
+        block.held = Some(Held::uncharged(Bytes::from(kept)));
+        block.place = None;
+        block.continues = false;
+        if began_here {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// A block without the fragments at its end, and whether their change began in it.
+fn trim(bytes: &[u8]) -> Result<(Vec<u8>, bool), BlockError> {
+    let block = Block::decode(bytes, None)?;
+    let frames = block.frame_bytes();
+    let (mut at, mut keep, mut began_here) = (0, 0, false);
+    while let Some(header) = Header::read(&frames[at..]) {
+        at += header.frame_len();
+        if at > frames.len() {
+            return Err(BlockError::Corrupt("a frame is cut short"));
+        }
+        match header.kind() {
+            Some(FrameKind::FragmentFirst) => began_here = true,
+            Some(FrameKind::FragmentMiddle) => {}
+            _ => (keep, began_here) = (at, false),
+        }
+    }
+    let mut builder = BlockBuilder::new(block.header().len);
+    let mut buffer = vec![0; block.header().len];
+    for entry in block.logs() {
+        let index = builder.add_entry(entry.slot, entry.log, entry.first);
+        builder.add_count(index, entry.count);
+    }
+    builder.push_frames(&mut buffer, &frames[..keep]);
+    let len = builder.finish(&mut buffer, false);
+    buffer.truncate(len);
+    block::seal(&mut buffer, &block.header().place);
+    Ok((buffer, began_here))
+}
+
+/// Checks that what is left of each log is whole, and notes it.
+fn check_logs(directory: &Path, state: &ManifestState, recovered: &mut Recovered) -> Result<(), OpenError> {
+    for range in recovered.blocks.iter().flat_map(|block| &block.ranges) {
+        let Some(log) = state.logs().get(&range.log) else { continue };
+        let known = recovered.ranges.entry(range.log).or_insert((range.first, range.first));
+        // What objects hold or truncation dropped may be missing here.
+        let covered = log.covered();
+        if known.1 != range.first && covered < range.first {
+            let (expected, found) = (known.1.max(covered), range.first);
+            return Err(OpenError::Hole { directory: directory.to_owned(), log: range.log, expected, found });
+        }
+        if known.0 == known.1 && covered < range.first {
+            let found = range.first;
+            return Err(OpenError::Hole { directory: directory.to_owned(), log: range.log, expected: covered, found });
+        }
+        known.1 = range.end;
+    }
+    Ok(())
+}

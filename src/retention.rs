@@ -1,0 +1,86 @@
+//! When a segment may be used again. Pure.
+//!
+//! A block is *settled* when all its changes are in objects proven complete, or truncated. Blocks settle in the order of
+//! their numbers, device by device, so one number per device says it all; a use of a segment may end when its last block
+//! is settled and a later use has begun. Which objects still have readers is the ledger's knowledge.
+
+use std::collections::BTreeMap;
+
+/// The uses of one device's segments, and how far its blocks are settled.
+#[derive(Debug, Default)]
+pub(crate) struct Retention {
+    /// By epoch: the segment, and the number after its last known block.
+    uses: BTreeMap<u64, (u32, u64)>,
+    settled: u64,
+}
+
+impl Retention {
+    /// A device whose blocks below `settled` are all settled.
+    pub fn new(settled: u64) -> Retention {
+        Retention { uses: BTreeMap::new(), settled }
+    }
+
+    /// A block stands in this use of this segment.
+    pub fn block(&mut self, segment: u32, epoch: u64, number: u64) {
+        let (_, end) = self.uses.entry(epoch).or_insert((segment, 0));
+        *end = (*end).max(number + 1);
+    }
+
+    /// A use found at recovery, with the number after its last block (zero if it has none).
+    pub fn found(&mut self, segment: u32, epoch: u64, end: u64) {
+        self.uses.insert(epoch, (segment, end));
+    }
+
+    /// All blocks below `number` are settled.
+    pub fn settle(&mut self, number: u64) {
+        self.settled = self.settled.max(number);
+    }
+
+    /// All blocks below this number are settled.
+    pub fn settled(&self) -> u64 {
+        self.settled
+    }
+
+    /// Takes out the uses that may end: settled to the last block, and not the newest, which may still grow.
+    pub fn take_released(&mut self) -> Vec<(u32, u64)> {
+        let Some((&newest, _)) = self.uses.last_key_value() else { return Vec::new() };
+        let settled = self.settled;
+        let released: Vec<u64> =
+            self.uses.range(..newest).filter(|(_, (_, end))| *end <= settled).map(|(epoch, _)| *epoch).collect();
+        released.into_iter().filter_map(|epoch| self.uses.remove(&epoch).map(|(segment, _)| (segment, epoch))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_use_ends_when_its_last_block_is_settled_and_a_later_one_has_begun() {
+        let mut retention = Retention::new(0);
+        for number in 0..4 {
+            retention.block(1, 10, number);
+        }
+        retention.settle(4);
+        assert_eq!(retention.take_released(), [], "the newest use may still grow");
+        retention.block(2, 11, 4);
+        assert_eq!(retention.take_released(), [(1, 10)]);
+        assert_eq!(retention.take_released(), [], "each use ends once");
+        retention.block(1, 12, 5);
+        retention.settle(4);
+        assert_eq!(retention.take_released(), [], "block 4 is not settled");
+        retention.settle(5);
+        assert_eq!(retention.take_released(), [(2, 11)]);
+    }
+
+    #[test]
+    fn empty_uses_found_at_recovery_are_released() {
+        let mut retention = Retention::new(7);
+        retention.found(3, 1, 0);
+        retention.found(4, 2, 9);
+        retention.block(5, 3, 9);
+        assert_eq!(retention.take_released(), [(3, 1)]);
+        retention.settle(9);
+        assert_eq!(retention.take_released(), [(4, 2)]);
+    }
+}

@@ -1,0 +1,768 @@
+//! The spiller: drains the lanes of one device into blocks, and blocks into segments.
+//!
+//! [`Spiller::step`] does all that can be done at a given time and says when it wants to be called again; its thread is a
+//! short loop around it, and a simulation calls it directly. It does not sort and does not look into values. What becomes
+//! of a durable block is the uploader's business, which segment is written and what happens when a write fails that of the
+//! segments.
+//!
+//! Invariants:
+//! 1. The changes of a log enter blocks in the order of their numbers: a lane is not drained past a hand-over marker until
+//!    the lane that the writer came from is drained to the marker's position. Markers only point to what was appended
+//!    before them, so the detours end.
+//! 2. A large value's fragments stand together: no other frame comes between them, and no block is sealed for a request
+//!    in their middle.
+//! 3. A number is durable for a log only when its block, and all blocks before it, are.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_channel::Sender;
+use tidelog_io::aligned::{AlignedBuf, Arena};
+use tidelog_io::ring::Consumer;
+use tidelog_io::segment::{BlockPlace, DurableBlock, Health, RefusedReason, Segments};
+use tidelog_upload::Resolver;
+
+use crate::block::{self, BlockBuilder, TABLE_ENTRY_BYTES};
+use crate::device::{Budget, Charge, Device, Log, SideValue, SpillRequest};
+use crate::error::SyncError;
+use crate::ledger::Ledger;
+use crate::record::{FRAGMENT_LEAD_BYTES, FRAME_HEADER_BYTES, FrameKind, Header, fragment_lead, frame_len};
+use crate::types::{ChangeKind, LogId, SequenceNumber};
+use crate::uploader::Event;
+use crate::writer::MARKER_BYTES;
+
+/// Less than this in every lane lets the spiller sleep; a producer that crosses a multiple of it wakes it.
+const WORTH_WAKING_BYTES: u64 = 64 << 10;
+/// A change is cut into fragments if it does not fit the rest of a block and has at least this share of a whole one: a
+/// shorter one goes into the next block.
+const LONG_FRACTION: usize = 8;
+/// A fragment of a large value is not started for less room than this.
+const FRAGMENT_BYTES_MIN: usize = 64;
+
+/// The changes of one log in one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockRange {
+    pub log: LogId,
+    pub first: SequenceNumber,
+    pub end: SequenceNumber,
+}
+
+/// A block on its way to the uploader.
+#[derive(Debug)]
+pub(crate) struct LocalBlock {
+    pub device: usize,
+    pub number: u64,
+    /// Where it can be read back from; `None` if it is in memory alone.
+    pub place: Option<BlockPlace>,
+    pub len: usize,
+    /// Its bytes, if the memory budget allowed to keep them.
+    pub held: Option<Held>,
+    /// Its last change goes on in the next block.
+    pub continues: bool,
+    pub ranges: Vec<BlockRange>,
+}
+
+/// A block's bytes in memory, and what they are charged to.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub bytes: Bytes,
+    _charge: Option<Charge>,
+}
+
+impl Held {
+    /// Bytes that no budget counts.
+    pub fn uncharged(bytes: Bytes) -> Held {
+        Held { bytes, _charge: None }
+    }
+}
+
+/// What the caller of a step should know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// There may be more to do at once.
+    pub again: bool,
+    /// There is something to do at this time, whatever else happens.
+    pub deadline: Option<Instant>,
+    /// The spiller is done for good.
+    pub exit: bool,
+}
+
+/// What a spiller needs.
+pub(crate) struct SpillerParts {
+    pub device: Arc<Device>,
+    pub directory: std::path::PathBuf,
+    pub arena: Arena,
+    pub segments: Segments,
+    pub ledger: Arc<Ledger>,
+    pub events: Sender<Event>,
+    pub upload_budget: Arc<Budget>,
+    pub linger: Duration,
+}
+
+/// The spiller of one device.
+pub(crate) struct Spiller {
+    parts: SpillerParts,
+    lanes: Vec<Consumer>,
+    /// By slot.
+    logs: Vec<Option<SlotState>>,
+    builder: BlockBuilder,
+    open: Option<OpenBlock>,
+    /// Counts opened blocks, so that a slot's state can tell whether its table entry is of the open one.
+    opened: u64,
+    large: Option<LargeValue>,
+    /// Finished and not submitted yet.
+    ready: VecDeque<FinishedBlock>,
+    /// Submitted and not durable yet.
+    submitted: VecDeque<(u64, FinishedInfo)>,
+    requests: Vec<SpillRequest>,
+    flushes: Vec<Flush>,
+    /// Answers owed once all blocks below a number are durable.
+    syncs: Vec<(u64, Answer)>,
+    /// The number of the next block, once the segments do not count any more.
+    sick: Option<(Arc<io::Error>, u64)>,
+    /// The uploader was told that there is no room.
+    pressed: bool,
+    durable: Vec<DurableBlock>,
+    exit: bool,
+}
+
+struct SlotState {
+    log: Arc<Log>,
+    next: u64,
+    /// The value of `Spiller::opened` when `entry` was added.
+    opened: u64,
+    entry: usize,
+}
+
+struct OpenBlock {
+    buffer: AlignedBuf,
+    opened_at: Instant,
+}
+
+struct FinishedInfo {
+    continues: bool,
+    ends: Vec<(Arc<Log>, BlockRange)>,
+}
+
+struct FinishedBlock {
+    buffer: AlignedBuf,
+    len: usize,
+    info: FinishedInfo,
+}
+
+/// A value that is being cut into fragments.
+struct LargeValue {
+    slot: u32,
+    key_group: u16,
+    value: SideValue,
+    written: usize,
+    started: bool,
+}
+
+impl LargeValue {
+    fn new(header: Header, value: SideValue) -> LargeValue {
+        LargeValue { slot: header.slot(), key_group: header.key_group(), value, written: 0, started: false }
+    }
+}
+
+struct Flush {
+    /// For each lane that existed, the position to drain to.
+    targets: Vec<u64>,
+    resolver: Resolver<Result<(), SyncError>>,
+}
+
+enum Answer {
+    Sync(SequenceNumber, Resolver<Result<SequenceNumber, SyncError>>),
+    Flush(Resolver<Result<(), SyncError>>),
+}
+
+/// How far a lane was drained.
+enum Drained {
+    /// As far as wanted.
+    Wholly,
+    /// No block to put more into.
+    NoRoom,
+    /// Another lane comes first, up to this position.
+    After(usize, u64),
+}
+
+impl Spiller {
+    pub fn new(parts: SpillerParts) -> Spiller {
+        let builder = BlockBuilder::new(parts.arena.block_bytes());
+        Spiller {
+            parts,
+            lanes: Vec::new(),
+            logs: Vec::new(),
+            builder,
+            open: None,
+            opened: 0,
+            large: None,
+            ready: VecDeque::new(),
+            submitted: VecDeque::new(),
+            requests: Vec::new(),
+            flushes: Vec::new(),
+            syncs: Vec::new(),
+            sick: None,
+            pressed: false,
+            durable: Vec::new(),
+            exit: false,
+        }
+    }
+
+    /// Steps until told to exit. The body of the spiller's thread.
+    pub fn run(mut self) {
+        loop {
+            let step = self.step(Instant::now());
+            if step.exit {
+                return;
+            }
+            if step.again {
+                continue;
+            }
+            let until = step.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let timeout = until.unwrap_or(self.parts.linger).min(self.parts.linger);
+            let bell = Arc::clone(&self.parts.device.bell);
+            if bell.doze(|| self.may_sleep()) {
+                self.collect(timeout);
+                bell.awake();
+            }
+        }
+    }
+
+    /// Does what can be done at `now`.
+    pub fn step(&mut self, now: Instant) -> Step {
+        self.take_requests();
+        let mut again = self.collect(Duration::ZERO);
+        self.submit_ready();
+        for lane in self.parts.device.lanes_from(self.lanes.len()) {
+            self.lanes.push(lane.consumer().expect("the spiller is the only consumer of its lanes"));
+        }
+        again |= self.drain_lanes(now);
+        self.serve_requests();
+        let lingered = |open: &OpenBlock| now.saturating_duration_since(open.opened_at) >= self.parts.linger;
+        if self.large.is_none() && self.open.as_ref().is_some_and(lingered) {
+            self.finish_block();
+        }
+        self.submit_ready();
+        let deadline = self.open.as_ref().map(|open| open.opened_at + self.parts.linger);
+        if self.exit {
+            // Buffers and files belong to the disk until their writes are over.
+            self.parts.segments.drain(&mut self.durable);
+            self.forward_durable();
+        }
+        Step { again, deadline, exit: self.exit }
+    }
+
+    fn may_sleep(&self) -> bool {
+        let blocked = self.open.is_none() && self.parts.arena.available() == 0 || !self.ready.is_empty();
+        let quiet = |lane: &Consumer| lane.lane().committed() - lane.position() < WORTH_WAKING_BYTES;
+        !self.parts.device.has_work() && (blocked || self.lanes.iter().all(quiet))
+    }
+
+    fn take_requests(&mut self) {
+        for request in self.parts.device.take_requests() {
+            match request {
+                SpillRequest::Release { segment, epoch } => {
+                    self.parts.segments.release(segment, epoch);
+                    self.pressed = false;
+                }
+                SpillRequest::Flush { resolver } => {
+                    let lanes = self.parts.device.lanes_from(0);
+                    let targets = lanes.iter().map(|lane| lane.committed()).collect();
+                    self.flushes.push(Flush { targets, resolver });
+                }
+                SpillRequest::Exit => self.exit = true,
+                request => self.requests.push(request),
+            }
+        }
+    }
+
+    /// Takes what became durable, waiting for it up to `timeout`. Whether there was anything.
+    fn collect(&mut self, timeout: Duration) -> bool {
+        self.parts.segments.poll(timeout, &mut self.durable);
+        let any = !self.durable.is_empty();
+        self.forward_durable();
+        for (segment, epoch) in self.parts.segments.take_empty() {
+            let _ = self.parts.events.send(Event::EmptyUse { device: self.parts.device.index, segment, epoch });
+        }
+        if self.sick.is_none()
+            && let Health::Sick(error) = self.parts.segments.health()
+        {
+            self.fall_sick(error);
+        }
+        any
+    }
+
+    fn forward_durable(&mut self) {
+        if self.durable.is_empty() {
+            return;
+        }
+        for block in std::mem::take(&mut self.durable) {
+            let DurableBlock { place, buffer, len } = block;
+            let (number, info) = self.submitted.pop_front().expect("only submitted blocks become durable");
+            assert_eq!(number, place.number, "blocks become durable in the order of their numbers");
+            for (log, range) in &info.ends {
+                log.set_durable(range.end.0);
+            }
+            metrics::counter!("tidelog_spill_bytes_total").increment(len as u64);
+            let charge = self.parts.upload_budget.charge(self.parts.arena.block_bytes());
+            let held = charge.map(|charge| Held { bytes: buffer.into_bytes(len), _charge: Some(charge) });
+            self.send(number, Some(place), len, held, info);
+        }
+        let watermark = self.parts.segments.watermark();
+        let (met, open) = self.syncs.drain(..).partition(|(end, _)| *end <= watermark);
+        self.syncs = open;
+        met.into_iter().for_each(|(_, answer): (u64, Answer)| answer.give(Ok(())));
+    }
+
+    fn send(
+        &self,
+        number: u64,
+        place: Option<BlockPlace>,
+        len: usize,
+        held: Option<Held>,
+        info: FinishedInfo,
+    ) {
+        let ranges = info.ends.into_iter().map(|(_, range)| range).collect();
+        let device = self.parts.device.index;
+        let block = LocalBlock { device, number, place, len, held, continues: info.continues, ranges };
+        // The uploader is gone only when the changelog is, and then nobody waits for it.
+        let _ = self.parts.events.send(Event::Block(block));
+    }
+
+    /// The device is out of service: what is in memory goes to the uploader from there.
+    fn fall_sick(&mut self, error: Arc<io::Error>) {
+        tracing::error!(%error, directory = %self.parts.directory.display(),
+            "the local directory is out of service; changes are held in memory only, persists go on from there");
+        metrics::gauge!("tidelog_local_tier_failed", "directory" => self.parts.directory.display().to_string()).set(1.0);
+        self.parts.ledger.detach();
+        let next_number = self.parts.segments.next_number();
+        self.sick = Some((error, next_number));
+        for (number, buffer, len) in self.parts.segments.take_lost() {
+            let (submitted, info) = self.submitted.pop_front().expect("only submitted blocks are lost");
+            assert_eq!(number, submitted, "blocks are lost in the order of their numbers");
+            let held = Held::uncharged(buffer.into_bytes(len));
+            self.send(number, None, len, Some(held), info);
+        }
+        let failure = self.failure().expect("just set");
+        for (_, answer) in self.syncs.drain(..) {
+            answer.give(Err(failure.clone()));
+        }
+        for log in self.parts.device.logs() {
+            log.fail_waiters(&failure);
+        }
+    }
+
+    fn failure(&self) -> Option<SyncError> {
+        let (source, _) = self.sick.as_ref()?;
+        Some(SyncError::LocalTierFailed { directory: self.parts.directory.clone(), source: Arc::clone(source) })
+    }
+
+    /// Drains every lane to where it stood at the beginning. Whether there was anything to drain.
+    fn drain_lanes(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        let mut detours: Vec<(usize, u64)> = Vec::new();
+        for index in 0..self.lanes.len() {
+            let limit = self.lanes[index].lane().committed();
+            any |= self.lanes[index].position() < limit || self.large.is_some();
+            detours.push((index, limit));
+            while let Some(&(index, limit)) = detours.last() {
+                match self.drain_lane(index, limit, now) {
+                    Drained::Wholly => {
+                        detours.pop();
+                    }
+                    Drained::NoRoom => {
+                        self.submit_ready();
+                        if !self.ready.is_empty() || self.parts.arena.available() == 0 {
+                            self.press();
+                            return false;
+                        }
+                    }
+                    Drained::After(lane, position) => detours.push((lane, position)),
+                }
+            }
+        }
+        any
+    }
+
+    /// Tells the uploader, once, that only it can make room.
+    fn press(&mut self) {
+        if self.sick.is_some() && !self.pressed {
+            self.pressed = true;
+            let _ = self.parts.events.send(Event::HighWater);
+        }
+    }
+
+    fn drain_lane(&mut self, index: usize, limit: u64, now: Instant) -> Drained {
+        loop {
+            if self.large.is_some() && !self.write_large(now) {
+                return Drained::NoRoom;
+            }
+            if self.lanes[index].position() >= limit {
+                return Drained::Wholly;
+            }
+            if !self.open_block(now) {
+                return Drained::NoRoom;
+            }
+            let (taken, stop) = self.copy_run(index, limit);
+            match stop {
+                Stop::RunEnd if taken == 0 => return Drained::Wholly,
+                Stop::RunEnd => self.lanes[index].release(taken),
+                Stop::BlockFull => {
+                    self.lanes[index].release(taken);
+                    self.finish_block();
+                }
+                Stop::Side { header, key } => {
+                    self.lanes[index].release(taken + header.frame_len());
+                    let value = self.parts.device.take_side(key).expect("a side frame owns its value");
+                    self.large = Some(LargeValue::new(header, value));
+                }
+                Stop::Long { header, value } => {
+                    self.lanes[index].release(taken + header.frame_len());
+                    self.large = Some(LargeValue::new(header, value));
+                }
+                Stop::Moved { header, lane, position, next } => {
+                    self.lanes[index].release(taken);
+                    if self.lanes[lane].position() < position {
+                        return Drained::After(lane, position);
+                    }
+                    let state = slot_state(&mut self.logs, &self.parts.device, header.slot());
+                    assert_eq!(state.next, next, "a log goes on where it stopped on the other lane");
+                    self.lanes[index].release(header.frame_len());
+                }
+            }
+        }
+    }
+
+    /// Copies whole changes from a lane into the open block, up to `limit`, and counts them; says how many bytes of the
+    /// lane that took and why it stopped.
+    fn copy_run(&mut self, index: usize, limit: u64) -> (usize, Stop) {
+        let Spiller { parts, lanes, logs, builder, open, opened, .. } = self;
+        let consumer = &mut lanes[index];
+        let position = consumer.position();
+        let run = consumer.peek();
+        let run = &run[..run.len().min(usize::try_from(limit - position).unwrap_or(usize::MAX))];
+        let mut room = builder.room();
+        let mut at = 0;
+        // Changes of one log mostly come in a row: count them here, and in the table when another one comes.
+        let mut slot = u32::MAX;
+        let mut count = 0;
+        let mut stop = Stop::RunEnd;
+        while let Some(header) = Header::read(&run[at..]) {
+            match header.kind() {
+                Some(FrameKind::Data | FrameKind::Metadata) => {}
+                kind => {
+                    stop = Stop::special(kind, header, &run[at + FRAME_HEADER_BYTES..]);
+                    break;
+                }
+            }
+            let len = header.frame_len();
+            if header.slot() != slot {
+                flush_count(logs, builder, slot, std::mem::take(&mut count));
+                slot = u32::MAX;
+                let state = slot_state(logs, &parts.device, header.slot());
+                if state.opened != *opened {
+                    if at + len + TABLE_ENTRY_BYTES > room {
+                        stop = Stop::full(header, &run[at + FRAME_HEADER_BYTES..], builder);
+                        break;
+                    }
+                    room -= TABLE_ENTRY_BYTES;
+                    state.opened = *opened;
+                    state.entry = builder.add_entry(header.slot(), state.log.id, SequenceNumber(state.next));
+                }
+                slot = header.slot();
+            }
+            if at + len > room {
+                stop = Stop::full(header, &run[at + FRAME_HEADER_BYTES..], builder);
+                break;
+            }
+            count += 1;
+            at += len;
+        }
+        flush_count(logs, builder, slot, count);
+        let buffer = &mut open.as_mut().expect("a block is open").buffer;
+        builder.push_frames(buffer, &run[..at]);
+        (at, stop)
+    }
+
+    /// Writes as much of the large value as there is room for. Whether all of it is written.
+    fn write_large(&mut self, now: Instant) -> bool {
+        loop {
+            if !self.open_block(now) {
+                return false;
+            }
+            let Spiller { parts, logs, builder, open, opened, large, .. } = self;
+            let Some(value) = large else { return true };
+            let state = slot_state(logs, &parts.device, value.slot);
+            let new_entry = state.opened != *opened;
+            let lead = if value.started { 0 } else { FRAGMENT_LEAD_BYTES };
+            let overhead = FRAME_HEADER_BYTES + lead + if new_entry { TABLE_ENTRY_BYTES } else { 0 };
+            let room = builder.room();
+            if room < overhead + FRAGMENT_BYTES_MIN {
+                self.finish_block();
+                continue;
+            }
+            if new_entry {
+                state.opened = *opened;
+                state.entry = builder.add_entry(value.slot, state.log.id, SequenceNumber(state.next));
+            }
+            let rest = &value.value.bytes[value.written..];
+            // Room is a multiple of eight, as is the overhead: a piece that fills it needs no padding.
+            let piece = &rest[..rest.len().min(room - overhead)];
+            let last = value.started && piece.len() == rest.len();
+            let kind = match (value.started, last) {
+                (false, _) => FrameKind::FragmentFirst,
+                (true, false) => FrameKind::FragmentMiddle,
+                (true, true) => FrameKind::FragmentLast,
+            };
+            let header = Header::new(kind, value.key_group, value.slot, lead + piece.len());
+            let buffer = &mut open.as_mut().expect("a block is open").buffer;
+            let frame = builder.reserve(buffer, frame_len(lead + piece.len()));
+            frame[..8].copy_from_slice(&header.0.to_le_bytes());
+            if lead > 0 {
+                let total = value.value.bytes.len() as u64;
+                frame[8..16].copy_from_slice(&fragment_lead(value.value.kind, total));
+            }
+            let body = FRAME_HEADER_BYTES + lead;
+            frame[body..body + piece.len()].copy_from_slice(piece);
+            frame[body + piece.len()..].fill(0);
+            value.started = true;
+            value.written += piece.len();
+            if last {
+                builder.add_count(state.entry, 1);
+                state.next += 1;
+                self.large = None;
+                return true;
+            }
+        }
+    }
+
+    /// Makes sure that a block is open. `false` if there is no buffer for one, or enough blocks wait already.
+    fn open_block(&mut self, now: Instant) -> bool {
+        if self.open.is_some() {
+            return true;
+        }
+        if self.ready.len() > 1 {
+            return false;
+        }
+        let Some(buffer) = self.parts.arena.try_take() else { return false };
+        self.open = Some(OpenBlock { buffer, opened_at: now });
+        self.opened += 1;
+        true
+    }
+
+    /// Finishes the open block, if it holds anything.
+    fn finish_block(&mut self) {
+        if self.builder.is_empty() {
+            // Entries without frames cannot be: an entry is added with its first frame.
+            return;
+        }
+        let Some(OpenBlock { mut buffer, .. }) = self.open.take() else { return };
+        let log_of = |slot: u32| Arc::clone(&self.logs[slot as usize].as_ref().expect("it has frames here").log);
+        let ends = self.builder.entries().iter().map(|entry| {
+            let end = SequenceNumber(entry.first.0 + u64::from(entry.count));
+            (log_of(entry.slot), BlockRange { log: entry.log, first: entry.first, end })
+        });
+        let continues = self.large.as_ref().is_some_and(|large| large.started);
+        let info = FinishedInfo { continues, ends: ends.collect() };
+        let len = self.builder.finish(&mut buffer, continues);
+        self.ready.push_back(FinishedBlock { buffer, len, info });
+    }
+
+    /// The number that the next block to be finished will have.
+    fn next_number(&self) -> u64 {
+        let submitted = match &self.sick {
+            Some((_, next)) => *next,
+            None => self.parts.segments.next_number(),
+        };
+        submitted + self.ready.len() as u64
+    }
+
+    fn submit_ready(&mut self) {
+        while let Some(FinishedBlock { buffer, len, info }) = self.ready.pop_front() {
+            if self.sick.is_some() {
+                self.send_from_memory(buffer, len, info);
+                continue;
+            }
+            match self.parts.segments.submit(buffer, len) {
+                Ok(number) => self.submitted.push_back((number, info)),
+                Err(refused) => {
+                    self.ready.push_front(FinishedBlock { buffer: refused.buffer, len, info });
+                    if matches!(refused.reason, RefusedReason::NoSegment) && !self.pressed {
+                        self.pressed = true;
+                        metrics::counter!("tidelog_local_high_water_total").increment(1);
+                        let _ = self.parts.events.send(Event::HighWater);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn send_from_memory(&mut self, mut buffer: AlignedBuf, len: usize, info: FinishedInfo) {
+        let Some((_, next)) = &mut self.sick else { return };
+        let number = *next;
+        *next += 1;
+        let nowhere =
+            BlockPlace { directory: 0, segment: u32::MAX, epoch: 0, index: 0, offset: 0, number, watermark: 0 };
+        block::seal(&mut buffer[..len], &nowhere);
+        let held = Held::uncharged(buffer.into_bytes(len));
+        self.send(number, None, len, Some(held), info);
+    }
+
+    /// Serves the requests whose lanes are drained far enough.
+    fn serve_requests(&mut self) {
+        if self.large.is_some() {
+            return;
+        }
+        let lanes = &self.lanes;
+        let drained = |lane: u32, position: u64| {
+            lanes.get(lane as usize).is_some_and(|lane| lane.position() >= position)
+        };
+        let (met, open): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.requests).into_iter().partition(|request| match request {
+                SpillRequest::Sync { lane, position, .. }
+                | SpillRequest::Mark { lane, position, .. }
+                | SpillRequest::CloseLog { lane, position, .. } => drained(*lane, *position),
+                SpillRequest::Release { .. } | SpillRequest::Flush { .. } | SpillRequest::Exit => true,
+            });
+        self.requests = open;
+        let flushed = |flush: &Flush| {
+            flush.targets.iter().enumerate().all(|(lane, target)| drained(lane as u32, *target))
+        };
+        let (flushes, open): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.flushes).into_iter().partition(flushed);
+        self.flushes = open;
+        if met.is_empty() && flushes.is_empty() {
+            return;
+        }
+        self.finish_block();
+        let end = self.next_number();
+        for request in met {
+            match request {
+                SpillRequest::Sync { to, resolver, .. } => self.owe(end, Answer::Sync(to, resolver)),
+                SpillRequest::Mark { request, .. } => {
+                    let device = self.parts.device.index;
+                    let _ = self.parts.events.send(Event::Marked { request, device, end });
+                }
+                SpillRequest::CloseLog { slot, .. } => {
+                    if let Some(state) = self.logs.get_mut(slot as usize) {
+                        *state = None;
+                    }
+                    self.parts.device.free_slot(slot);
+                }
+                SpillRequest::Release { .. } | SpillRequest::Flush { .. } | SpillRequest::Exit => {}
+            }
+        }
+        for flush in flushes {
+            self.owe(end, Answer::Flush(flush.resolver));
+        }
+    }
+
+    /// Answers when all blocks below `end` are durable.
+    fn owe(&mut self, end: u64, answer: Answer) {
+        if let Some(failure) = self.failure() {
+            answer.give(Err(failure));
+        } else if end <= self.parts.segments.watermark() {
+            answer.give(Ok(()));
+        } else {
+            self.syncs.push((end, answer));
+        }
+    }
+}
+
+impl Drop for Spiller {
+    /// However it ends, nobody waits for it in vain.
+    fn drop(&mut self) {
+        self.parts.device.closed.store(true, Ordering::Release);
+        for log in self.parts.device.logs() {
+            log.fail_waiters(&SyncError::Closed);
+        }
+    }
+}
+
+impl Answer {
+    fn give(self, outcome: Result<(), SyncError>) {
+        match self {
+            Answer::Sync(to, resolver) => resolver.resolve(outcome.map(|()| to)),
+            Answer::Flush(resolver) => resolver.resolve(outcome),
+        }
+    }
+}
+
+/// Why copying from a lane stopped.
+enum Stop {
+    /// Nothing more in this run.
+    RunEnd,
+    BlockFull,
+    /// A change that does not fit the rest of the block, and is too long to leave that rest empty.
+    Long {
+        header: Header,
+        value: SideValue,
+    },
+    Side {
+        header: Header,
+        key: u64,
+    },
+    Moved {
+        header: Header,
+        lane: usize,
+        position: u64,
+        next: u64,
+    },
+}
+
+impl Stop {
+    #[cold]
+    fn full(header: Header, value: &[u8], builder: &BlockBuilder) -> Stop {
+        if header.frame_len() < builder.capacity_bytes() / LONG_FRACTION {
+            return Stop::BlockFull;
+        }
+        let kind = match header.kind() {
+            Some(FrameKind::Metadata) => ChangeKind::Metadata,
+            _ => ChangeKind::Data,
+        };
+        let bytes = Bytes::copy_from_slice(&value[..header.value_len()]);
+        Stop::Long { header, value: SideValue { kind, bytes, charge: None } }
+    }
+
+    #[cold]
+    fn special(kind: Option<FrameKind>, header: Header, value: &[u8]) -> Stop {
+        let u64_at = |at: usize| u64::from_le_bytes(*value[at..].first_chunk().expect("lanes hold whole frames"));
+        match kind {
+            Some(FrameKind::Side) => Stop::Side { header, key: u64_at(0) },
+            Some(FrameKind::Moved) => {
+                debug_assert_eq!(header.value_len(), MARKER_BYTES);
+                let lane = (u64_at(0) & u64::from(u32::MAX)) as usize;
+                Stop::Moved { header, lane, position: u64_at(8), next: u64_at(16) }
+            }
+            _ => unreachable!("writers put no such frame into a lane: {header:?}"),
+        }
+    }
+}
+
+/// What the spiller knows of the log in `slot`, asking the device the first time.
+#[inline]
+fn slot_state<'a>(logs: &'a mut Vec<Option<SlotState>>, device: &Device, slot: u32) -> &'a mut SlotState {
+    let index = slot as usize;
+    if logs.len() <= index {
+        logs.resize_with(index + 1, || None);
+    }
+    logs[index].get_or_insert_with(|| {
+        let log = device.slot(slot).expect("a slot is free only when no frame names it");
+        SlotState { log, next: 0, opened: 0, entry: 0 }
+    })
+}
+
+fn flush_count(logs: &mut [Option<SlotState>], builder: &mut BlockBuilder, slot: u32, count: u32) {
+    if count > 0
+        && let Some(Some(state)) = logs.get_mut(slot as usize)
+    {
+        builder.add_count(state.entry, count);
+        state.next += u64::from(count);
+    }
+}

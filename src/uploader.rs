@@ -1,0 +1,831 @@
+//! The uploader: blocks into parts, parts into objects, objects into answers to `persist_durably`.
+//!
+//! [`Uploader::step`] does all that can be done at a given time; its thread is a short loop around it, and a simulation
+//! calls it directly. Who asked for what, and when an object is cut, is decided in checkpoint.rs; the order of bytes in a
+//! part by the assembler; what may go afterwards in custody.rs; how bytes reach the bucket in the upload crate.
+//!
+//! Invariants:
+//! 1. Each device's blocks go into objects in the order of their numbers, each into one object that becomes complete.
+//! 2. One object is open at a time, and at most one more waits for its commit; none is opened before that is settled.
+//! 3. A request is answered with a handle only after the objects that it names are proven and recorded durably.
+//! 4. A failed object gives its blocks back; those who asked for it get an error, nobody else notices.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use tidelog_io::disk::Files;
+use tidelog_io::segment::segment_name;
+use tidelog_upload::{Driver, ObjectUpload, Resolver, StoreError};
+
+use crate::assemble::Assembler;
+use crate::block::{Block, Expected};
+use crate::checkpoint::{Checkpoints, Cut, Decision, Request, RequestId};
+use crate::custody::Custody;
+use crate::error::PersistError;
+use crate::footer::Footer;
+use crate::handle::ChangelogHandle;
+use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
+use crate::options::Options;
+use crate::part::PartId;
+use crate::spill::LocalBlock;
+use crate::types::{LogId, SequenceNumber};
+
+/// How long to wait after a failure before uploading, or deleting, again what nobody waits for.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+
+/// The answer to a persist request.
+pub(crate) type PersistResolver = Resolver<Result<ChangelogHandle, PersistError>>;
+
+/// What the uploader is told.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A block is durable, or will never be more than in memory.
+    Block(LocalBlock),
+    /// Somebody asked for a checkpoint.
+    Persist { id: RequestId, request: Request, resolver: PersistResolver },
+    /// All that a request needs is in blocks of `device` below `end`.
+    Marked { request: RequestId, device: usize, end: u64 },
+    /// The local directory is full: only uploading makes room.
+    HighWater,
+    /// A use of a segment ended without a block that counts.
+    EmptyUse { device: usize, segment: u32, epoch: u64 },
+    /// Somebody stopped reading local blocks.
+    ReaderGone { device: usize },
+    WriterOpened,
+    WriterClosed { device: usize, log: LogId, synced: SequenceNumber },
+    Truncate { device: usize, log: LogId, to: SequenceNumber },
+    Confirm { device: usize, log: LogId, to: SequenceNumber },
+    /// Nothing of a recovered log is needed.
+    Discard { device: usize, log: LogId, end: SequenceNumber },
+    /// A part of the object with this token was taken, or not.
+    PartDone { token: u64, outcome: Result<(), StoreError> },
+    /// The object with this token is proven, with this size in bytes, or not.
+    Completed { token: u64, outcome: Result<u64, StoreError> },
+    /// A completed object was deleted, or not.
+    Deleted { object: String, outcome: Result<(), StoreError> },
+    /// What an upload left behind was removed, or not.
+    Cleaned { object: String, outcome: Result<(), StoreError> },
+    /// Answer when no request waits.
+    Quiesce { resolver: Resolver<()> },
+    /// Stop.
+    Exit,
+}
+
+/// What a device gives the uploader.
+pub(crate) struct Source {
+    pub files: Arc<dyn Files>,
+    pub directory: PathBuf,
+    /// Blocks found at recovery that may still be needed, in order.
+    pub recovered: VecDeque<LocalBlock>,
+    /// The number of the next block.
+    pub next_number: u64,
+}
+
+/// What an uploader needs.
+pub(crate) struct UploaderParts {
+    pub options: Arc<Options>,
+    /// The bucket's URL, as it stands in handles.
+    pub bucket: String,
+    pub driver: Arc<Driver>,
+    pub sources: Vec<Source>,
+    pub custody: Custody,
+    pub events: Receiver<Event>,
+    pub sender: Sender<Event>,
+    /// Random numbers, for tokens.
+    pub random: Box<dyn FnMut() -> u64 + Send>,
+}
+
+/// The uploader of one changelog.
+pub(crate) struct Uploader {
+    parts: UploaderParts,
+    /// By device: blocks that no object holds yet, in order.
+    pending: Vec<VecDeque<LocalBlock>>,
+    pending_bytes: usize,
+    /// By device: the number after the last block that came.
+    received: Vec<u64>,
+    checkpoints: Checkpoints,
+    resolvers: HashMap<RequestId, PersistResolver>,
+    writers_open: usize,
+    /// Decided on, and waiting for blocks or for the object before it.
+    cut: Option<Cut>,
+    object: Option<OpenObject>,
+    finishing: Option<Finishing>,
+    assembler: Assembler,
+    objects_made: u64,
+    high_water: bool,
+    /// No upload that nobody waits for before this time.
+    retry_at: Option<Instant>,
+    tidy: bool,
+    quiesce: Vec<Resolver<()>>,
+    exit: bool,
+}
+
+struct OpenObject {
+    name: String,
+    token: u64,
+    upload: ObjectUpload,
+    footer: Footer,
+    /// What it holds, to be given back should it fail.
+    blocks: Vec<LocalBlock>,
+    ranges: BTreeMap<LogId, (usize, Vec<LogRange>)>,
+    parts_in_flight: usize,
+    failure: Option<StoreError>,
+}
+
+struct Finishing {
+    cut: Cut,
+    name: String,
+    token: u64,
+    footer: Footer,
+    object_bytes: u64,
+    footer_range: std::ops::Range<u64>,
+    blocks: Vec<LocalBlock>,
+    ranges: BTreeMap<LogId, (usize, Vec<LogRange>)>,
+    started_at: Instant,
+}
+
+impl Uploader {
+    pub fn new(mut parts: UploaderParts) -> Uploader {
+        let pending: Vec<VecDeque<LocalBlock>> =
+            parts.sources.iter_mut().map(|source| std::mem::take(&mut source.recovered)).collect();
+        Uploader {
+            pending_bytes: pending.iter().flatten().map(|block| block.len).sum(),
+            pending,
+            received: parts.sources.iter().map(|source| source.next_number).collect(),
+            checkpoints: Checkpoints::new(parts.options.batch_delay, parts.sources.len()),
+            resolvers: HashMap::new(),
+            writers_open: 0,
+            cut: None,
+            object: None,
+            finishing: None,
+            assembler: Assembler::new(),
+            objects_made: 0,
+            high_water: false,
+            retry_at: None,
+            tidy: true,
+            quiesce: Vec::new(),
+            exit: false,
+            parts,
+        }
+    }
+
+    /// Steps until told to exit. The body of the uploader's thread.
+    pub fn run(mut self) {
+        self.sweep();
+        let mut deadline = self.step(Instant::now());
+        while !self.exit {
+            let first = match deadline {
+                Some(deadline) => self.parts.events.recv_deadline(deadline),
+                None => self.parts.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match first {
+                Ok(event) => self.take(event, Instant::now()),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            deadline = self.step(Instant::now());
+        }
+    }
+
+    /// Does what can be done at `now`; says when there is more to do, whatever happens.
+    pub fn step(&mut self, now: Instant) -> Option<Instant> {
+        while let Ok(event) = self.parts.events.try_recv() {
+            self.take(event, now);
+        }
+        if self.exit {
+            return None;
+        }
+        if std::mem::take(&mut self.tidy) {
+            self.tidy_up();
+        }
+        self.settle_front();
+        let mut deadline = None;
+        while self.advance(now, &mut deadline) {}
+        if std::mem::take(&mut self.tidy) {
+            self.tidy_up();
+        }
+        if self.idle() {
+            self.quiesce.drain(..).for_each(|resolver| resolver.resolve(()));
+        }
+        deadline
+    }
+
+    /// Removes what earlier uses of the directories left behind in the bucket.
+    pub fn sweep(&mut self) {
+        let mut objects = Vec::new();
+        for holding in &self.parts.custody.holdings {
+            holding.ledger.read(|state| {
+                for (object, upload) in state.uploads() {
+                    if upload.bucket == self.parts.bucket {
+                        objects.push(object.clone());
+                    } else {
+                        tracing::warn!(object, bucket = upload.bucket,
+                            "an unfinished upload is in a bucket that is not open now; it stays");
+                    }
+                }
+            });
+        }
+        objects.into_iter().for_each(|object| self.clean(object));
+    }
+
+    fn idle(&self) -> bool {
+        self.resolvers.is_empty() && self.finishing.is_none() && self.cut.is_none()
+    }
+
+    fn take(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Block(block) => {
+                debug_assert_eq!(block.number, self.received[block.device]);
+                self.received[block.device] = block.number + 1;
+                if let Some(place) = &block.place {
+                    let retention = &mut self.parts.custody.holdings[block.device].retention;
+                    retention.block(place.segment, place.epoch, block.number);
+                }
+                self.pending_bytes += block.len;
+                self.pending[block.device].push_back(block);
+            }
+            Event::Persist { id, request, resolver } => {
+                self.parts.custody.asked(request.log, request.to);
+                self.resolvers.insert(id, resolver);
+                self.checkpoints.ask(id, request);
+            }
+            Event::Marked { request, device, end } => {
+                debug_assert!(device < self.pending.len());
+                self.checkpoints.mark(request, end);
+            }
+            Event::HighWater => {
+                self.high_water = true;
+                self.tidy = true;
+            }
+            Event::EmptyUse { device, segment, epoch } => {
+                self.parts.custody.holdings[device].retention.found(segment, epoch, 0);
+            }
+            Event::ReaderGone { device } => self.parts.custody.release_segments(device),
+            Event::WriterOpened => self.writers_open += 1,
+            Event::WriterClosed { device, log, synced } => {
+                self.writers_open -= 1;
+                self.parts.custody.close(device, log, synced);
+                self.tidy = true;
+            }
+            Event::Truncate { device, log, to } => {
+                self.parts.custody.truncate(device, log, to);
+                self.tidy = true;
+            }
+            Event::Confirm { device, log, to } => self.parts.custody.confirm(device, log, to),
+            Event::Discard { device, log, end } => {
+                self.parts.custody.truncate(device, log, end);
+                self.parts.custody.close(device, log, SequenceNumber::ZERO);
+                self.tidy = true;
+            }
+            Event::PartDone { token, outcome } => self.part_done(token, outcome),
+            Event::Completed { token, outcome } => self.completed(token, outcome, now),
+            Event::Deleted { object, outcome } => {
+                self.parts.custody.deleted(&object, outcome.is_ok());
+                if let Err(error) = outcome {
+                    tracing::warn!(%error, "an object that nobody needs could not be deleted; it is tried again later");
+                    metrics::counter!("tidelog_delete_failures_total").increment(1);
+                    self.retry_at = Some(now + RETRY_DELAY);
+                } else {
+                    self.tidy = true;
+                }
+            }
+            Event::Cleaned { object, outcome } => match outcome {
+                Ok(()) => self.abandon(object),
+                Err(error) => {
+                    tracing::warn!(%error, "an unfinished upload could not be removed; it is tried again at the next open");
+                    metrics::counter!("tidelog_delete_failures_total").increment(1);
+                }
+            },
+            Event::Quiesce { resolver } => self.quiesce.push(resolver),
+            Event::Exit => self.exit = true,
+        }
+    }
+
+    /// One thing that can be done now; whether there was one.
+    fn advance(&mut self, now: Instant, deadline: &mut Option<Instant>) -> bool {
+        if self.retry_at.is_some_and(|retry_at| retry_at <= now) {
+            self.retry_at = None;
+            self.tidy = true;
+        }
+        *deadline = self.retry_at;
+        if self.object.as_ref().is_some_and(|object| object.failure.is_some()) {
+            self.fail_object(now);
+            return true;
+        }
+        if self.cut.is_none() {
+            match self.checkpoints.decide(now, self.writers_open) {
+                Decision::Idle => {}
+                Decision::Wait(until) => *deadline = Some(deadline.map_or(until, |deadline| deadline.min(until))),
+                Decision::Cut(cut) => self.cut = Some(cut),
+            }
+            if self.cut.is_none() && self.high_water && self.finishing.is_none() && self.retry_at.is_none() {
+                self.cut = self.cut_of_everything();
+                self.high_water = false;
+            }
+        }
+        if self.finishing.is_some() {
+            return false;
+        }
+        match self.cut.take() {
+            Some(cut) if self.has_arrived(&cut) => self.follow(cut, now),
+            waiting => {
+                self.cut = waiting;
+                self.put_early(now)
+            }
+        }
+    }
+
+    /// All that came, as if somebody had asked for it; `None` if nothing did.
+    fn cut_of_everything(&self) -> Option<Cut> {
+        let whole_end = |pending: &VecDeque<LocalBlock>| {
+            pending.iter().rev().find(|block| !block.continues).map(|block| block.number + 1)
+        };
+        let ends: Vec<Option<u64>> = self.pending.iter().map(whole_end).collect();
+        let any = self.object.is_some() || ends.iter().any(Option::is_some);
+        any.then_some(Cut { ends, requests: Vec::new() })
+    }
+
+    fn has_arrived(&self, cut: &Cut) -> bool {
+        cut.ends.iter().zip(&self.received).all(|(end, received)| end.is_none_or(|end| end <= *received))
+    }
+
+    fn parts_in_flight(&self) -> usize {
+        self.object.as_ref().map_or(0, |object| object.parts_in_flight)
+    }
+
+    /// Sends a part ahead of its checkpoint. Whether it did.
+    fn put_early(&mut self, now: Instant) -> bool {
+        if !self.parts.options.preemptive_upload
+            || self.retry_at.is_some()
+            || self.pending_bytes < self.parts.options.part_bytes
+            || self.parts_in_flight() >= self.parts.options.parts_in_flight()
+        {
+            return false;
+        }
+        self.settle_front();
+        let Some(blocks) = self.take_blocks(None) else { return false };
+        match self.assemble(blocks) {
+            Ok(None) => true,
+            Ok(Some(part)) => match self.put(vec![part]) {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(%error, "a part could not be sent ahead; it is tried again later");
+                    self.fail_object(now);
+                    false
+                }
+            },
+            Err(error) => {
+                tracing::error!(%error, "a part could not be assembled");
+                self.retry_at = Some(now + RETRY_DELAY);
+                false
+            }
+        }
+    }
+
+    /// Brings the object of a cut one part further, and to its end with the last one. Whether anything was done.
+    fn follow(&mut self, cut: Cut, now: Instant) -> bool {
+        if self.parts_in_flight() >= self.parts.options.parts_in_flight() {
+            self.cut = Some(cut);
+            return false;
+        }
+        let assembled = match self.take_blocks(Some(&cut.ends)) {
+            Some(blocks) => self.assemble(blocks),
+            None => Ok(None),
+        };
+        let part = match assembled {
+            Ok(part) => part,
+            Err(error) => {
+                self.answer_all(cut.requests, &error);
+                self.retry_at = Some(now + RETRY_DELAY);
+                return true;
+            }
+        };
+        let more = self.pending.iter().zip(&cut.ends).any(|(pending, end)| {
+            end.is_some_and(|end| pending.front().is_some_and(|block| block.number < end))
+        });
+        let sent = match (part, more) {
+            (part, true) => part.map_or(Ok(()), |part| self.put(vec![part])).map(|()| Some(cut)),
+            (None, false) if self.object.is_none() => {
+                self.nothing_new(cut);
+                return true;
+            }
+            (part, false) => return self.finish(cut, part, now),
+        };
+        match sent {
+            Ok(cut) => self.cut = cut,
+            Err(error) => {
+                tracing::warn!(%error, "a checkpoint failed");
+                self.fail_object(now);
+            }
+        }
+        true
+    }
+
+    /// Takes a part's worth of blocks off the front, below `ends` where given, without splitting a change. `None` if there
+    /// are none.
+    fn take_blocks(&mut self, ends: Option<&[Option<u64>]>) -> Option<Vec<LocalBlock>> {
+        let mut taken = Vec::new();
+        let mut bytes = 0;
+        for (device, pending) in self.pending.iter().enumerate() {
+            let end = ends.map_or(Some(u64::MAX), |ends| ends[device]).unwrap_or(0);
+            let mut whole = 0;
+            let mut count = 0;
+            let mut device_bytes = 0;
+            let mut whole_bytes = 0;
+            for block in pending.iter().take_while(|block| block.number < end) {
+                if bytes + whole_bytes >= self.parts.options.part_bytes {
+                    break;
+                }
+                count += 1;
+                device_bytes += block.len;
+                if !block.continues {
+                    (whole, whole_bytes) = (count, device_bytes);
+                }
+            }
+            bytes += whole_bytes;
+            taken.push(whole);
+        }
+        if bytes == 0 {
+            return None;
+        }
+        self.pending_bytes -= bytes;
+        let fronts = self.pending.iter_mut().zip(taken);
+        Some(fronts.flat_map(|(pending, count)| pending.drain(..count).collect::<Vec<_>>()).collect())
+    }
+
+    /// Puts blocks back to where they came from.
+    fn give_back(&mut self, blocks: Vec<LocalBlock>) {
+        for block in blocks.into_iter().rev() {
+            self.pending_bytes += block.len;
+            self.pending[block.device].push_front(block);
+        }
+    }
+
+    /// Sorts blocks into the next part of the open object, opening one if there is none. `None` if nothing in them is
+    /// needed. Blocks that cannot be read or make no sense are given back.
+    fn assemble(&mut self, mut blocks: Vec<LocalBlock>) -> Result<Option<Bytes>, PersistError> {
+        let token = match &self.object {
+            Some(object) => object.token,
+            None => (self.parts.random)(),
+        };
+        let index = self.object.as_ref().map_or(0, |object| object.footer.parts().len() as u32);
+        let compression = self.parts.options.compression;
+        let part = self.load(&blocks).and_then(|loaded| {
+            let decoded = decode(&blocks, &loaded, &self.parts.sources)?;
+            let device_of = |log: LogId| {
+                let holds = |block: &&LocalBlock| block.ranges.iter().any(|range| range.log == log);
+                blocks.iter().find(holds).map_or(0, |block| block.device)
+            };
+            let custody = &self.parts.custody;
+            let mut keep_from = |log: LogId| custody.keep_from(device_of(log), log);
+            let part_id = PartId { token, index };
+            let part = self
+                .assembler
+                .assemble(&decoded, &mut keep_from, part_id, compression)
+                .map_err(|error| PersistError::ReadBack { what: error.to_string() })?;
+            let ranges: Vec<(usize, LogRange)> = part
+                .runs
+                .iter()
+                .map(|run| (device_of(run.log), LogRange { log: run.log, first: run.first, end: run.end }))
+                .collect();
+            Ok((part, ranges))
+        });
+        let (part, ranges) = match part {
+            Ok(part) => part,
+            Err(error) => {
+                self.give_back(blocks);
+                return Err(error);
+            }
+        };
+        if part.runs.is_empty() && self.object.is_none() {
+            for block in &blocks {
+                self.parts.custody.settle(block.device, block.number + 1);
+            }
+            return Ok(None);
+        }
+        if self.object.is_none()
+            && let Err(error) = self.open_object(token)
+        {
+            self.give_back(blocks);
+            return Err(error);
+        }
+        let object = self.object.as_mut().expect("just opened");
+        for block in &mut blocks {
+            // What can be read back need not stay in memory.
+            if block.place.is_some() {
+                block.held = None;
+            }
+        }
+        object.blocks.append(&mut blocks);
+        if part.runs.is_empty() {
+            return Ok(None);
+        }
+        for (device, range) in ranges {
+            let (_, ranges) = object.ranges.entry(range.log).or_insert((device, Vec::new()));
+            match ranges.last_mut() {
+                Some(last) if last.end == range.first => last.end = range.end,
+                _ => ranges.push(range),
+            }
+        }
+        object.footer.push(compression, part.runs);
+        Ok(Some(Bytes::from(part.bytes)))
+    }
+
+    /// The bytes of blocks, from memory or from the disk.
+    fn load(&self, blocks: &[LocalBlock]) -> Result<Vec<Bytes>, PersistError> {
+        let load = |block: &LocalBlock| match (&block.held, &block.place) {
+            (Some(held), _) => Ok(held.bytes.clone()),
+            (None, Some(place)) => {
+                let mut bytes = vec![0; block.len];
+                let source = &self.parts.sources[block.device];
+                let name = segment_name(place.segment);
+                let what = |reason: String| {
+                    let directory = source.directory.display();
+                    format!("block {} at byte {} of {name} in {directory}: {reason}", block.number, place.offset)
+                };
+                match source.files.read_at(&name, place.offset, &mut bytes) {
+                    Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
+                    Ok(read) => Err(PersistError::ReadBack { what: what(format!("{read} of {} bytes", block.len)) }),
+                    Err(error) => Err(PersistError::ReadBack { what: what(error.to_string()) }),
+                }
+            }
+            (None, None) => unreachable!("a block is in memory or on the disk"),
+        };
+        blocks.iter().map(load).collect()
+    }
+
+    fn open_object(&mut self, token: u64) -> Result<(), PersistError> {
+        let name = format!("{}/{:08}-{token:016x}", self.parts.options.group, self.objects_made);
+        self.objects_made += 1;
+        let opened = ManifestRecord::UploadOpened { bucket: self.parts.bucket.clone(), object: name.clone(), token };
+        let ledger = &self.parts.custody.holdings[0].ledger;
+        ledger
+            .record(vec![opened])
+            .map_err(|source| PersistError::Manifest { object: name.clone(), source: Arc::new(source) })?;
+        self.object = Some(OpenObject {
+            upload: self.parts.driver.upload(&name),
+            name,
+            token,
+            footer: Footer::new(token),
+            blocks: Vec::new(),
+            ranges: BTreeMap::new(),
+            parts_in_flight: 0,
+            failure: None,
+        });
+        Ok(())
+    }
+
+    fn put(&mut self, part: Vec<Bytes>) -> Result<(), StoreError> {
+        let object = self.object.as_mut().expect("a part belongs to an object");
+        if let Some(failure) = object.failure.clone() {
+            return Err(failure);
+        }
+        object.parts_in_flight += 1;
+        let (token, sender) = (object.token, self.parts.sender.clone());
+        object.upload.put(part, move |outcome| {
+            let _ = sender.send(Event::PartDone { token, outcome });
+        });
+        Ok(())
+    }
+
+    fn part_done(&mut self, token: u64, outcome: Result<(), StoreError>) {
+        if let Some(object) = self.object.as_mut().filter(|object| object.token == token) {
+            object.parts_in_flight -= 1;
+            if let Err(error) = outcome {
+                object.failure.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Sends the last part with the footer, and asks for the commit.
+    fn finish(&mut self, cut: Cut, part: Option<Bytes>, now: Instant) -> bool {
+        let object = self.object.as_mut().expect("there is something to finish");
+        let footer = Bytes::from(object.footer.encode());
+        let start = object.footer.parts_len();
+        let footer_range = start..start + footer.len() as u64;
+        let tail = part.into_iter().chain([footer]).collect();
+        if self.put(tail).is_err() {
+            self.cut = Some(cut);
+            self.fail_object(now);
+            return true;
+        }
+        let Some(OpenObject { name, token, upload, footer, blocks, ranges, .. }) = self.object.take() else {
+            unreachable!("it was there");
+        };
+        let sender = self.parts.sender.clone();
+        upload.complete(move |outcome| {
+            let _ = sender.send(Event::Completed { token, outcome });
+        });
+        let object_bytes = footer_range.end;
+        self.finishing =
+            Some(Finishing { cut, name, token, footer, object_bytes, footer_range, blocks, ranges, started_at: now });
+        true
+    }
+
+    fn completed(&mut self, token: u64, outcome: Result<u64, StoreError>, now: Instant) {
+        let Some(finishing) = self.finishing.take_if(|finishing| finishing.token == token) else { return };
+        self.tidy = true;
+        let error = match outcome {
+            Ok(size) if size == finishing.object_bytes => return self.commit(finishing, now),
+            Ok(size) => PersistError::ReadBack {
+                what: format!("object {} has {size} bytes instead of {}", finishing.name, finishing.object_bytes),
+            },
+            Err(error) => PersistError::Upload { object: finishing.name.clone(), source: Arc::new(error) },
+        };
+        self.fail(finishing.name, finishing.blocks, finishing.cut.requests, &error, now);
+    }
+
+    /// Records a proven object, and answers who waited for it.
+    fn commit(&mut self, finishing: Finishing, now: Instant) {
+        let Finishing { cut, name, token, footer, object_bytes, footer_range, blocks, ranges, started_at } = finishing;
+        let mut ends: Vec<Option<u64>> = vec![None; self.pending.len()];
+        for block in &blocks {
+            let end = &mut ends[block.device];
+            *end = (*end).max(Some(block.number + 1));
+        }
+        for device in 0..self.pending.len() {
+            let own: Vec<LogRange> =
+                ranges.values().filter(|(at, _)| *at == device).flat_map(|(_, ranges)| ranges).copied().collect();
+            let object = CompletedObject {
+                bucket: self.parts.bucket.clone(),
+                object: name.clone(),
+                token,
+                object_bytes,
+                footer: footer_range.clone(),
+                blocks_end: ends[device].unwrap_or(self.parts.custody.holdings[device].retention.settled()),
+                ranges: Vec::new(),
+            };
+            if let Err(source) = self.parts.custody.complete(device, &object, &own) {
+                // The ledger knows the object, and makes that durable with its next record: it is neither lost nor sent
+                // again. But until then no handle may name it.
+                let error = PersistError::Manifest { object: name.clone(), source: Arc::new(source) };
+                self.answer_all(cut.requests, &error);
+                return;
+            }
+        }
+        for (device, end) in ends.into_iter().enumerate() {
+            if let Some(end) = end {
+                self.parts.custody.settle(device, end);
+            }
+        }
+        metrics::counter!("tidelog_objects_completed_total").increment(1);
+        metrics::histogram!("tidelog_object_finish_seconds").record(now.duration_since(started_at).as_secs_f64());
+        tracing::debug!(object = name, bytes = object_bytes, parts = footer.parts().len(), "object complete");
+        self.answer(cut.requests, now);
+    }
+
+    /// Nothing is to be sent: what was asked for is in objects already.
+    fn nothing_new(&mut self, cut: Cut) {
+        for (device, holding) in self.parts.custody.holdings.iter().enumerate() {
+            if let Err(source) = holding.ledger.settle() {
+                let object = format!("of directory {device}");
+                let error = PersistError::Manifest { object, source: Arc::new(source) };
+                self.answer_all(cut.requests, &error);
+                return;
+            }
+        }
+        self.tidy = true;
+        self.answer(cut.requests, Instant::now());
+    }
+
+    /// The open object failed: whoever waits for it is told, and its blocks wait for the next one.
+    fn fail_object(&mut self, now: Instant) {
+        let Some(object) = self.object.take() else { return };
+        let OpenObject { name, upload, blocks, failure, .. } = object;
+        drop(upload);
+        let requests = self.cut.take().map_or_else(Vec::new, |cut| cut.requests);
+        let source = failure.unwrap_or_else(|| {
+            use tidelog_upload::{Operation, StoreErrorKind};
+            StoreError::new(Operation::Put, &self.parts.bucket, &name, StoreErrorKind::Latched)
+        });
+        tracing::warn!(error = %source, "an upload failed; its changes go into the next object");
+        let error = PersistError::Upload { object: name.clone(), source: Arc::new(source) };
+        self.fail(name, blocks, requests, &error, now);
+    }
+
+    fn fail(
+        &mut self,
+        name: String,
+        blocks: Vec<LocalBlock>,
+        requests: Vec<(RequestId, Request)>,
+        error: &PersistError,
+        now: Instant,
+    ) {
+        metrics::counter!("tidelog_objects_failed_total").increment(1);
+        self.give_back(blocks);
+        self.clean(name);
+        self.retry_at = Some(now + RETRY_DELAY);
+        self.answer_all(requests, error);
+    }
+
+    /// Removes what an upload may have left behind.
+    fn clean(&mut self, object: String) {
+        let sender = self.parts.sender.clone();
+        let name = object.clone();
+        self.parts.driver.delete(&name, move |outcome| {
+            let _ = sender.send(Event::Cleaned { object, outcome });
+        });
+    }
+
+    fn abandon(&mut self, object: String) {
+        for device in 0..self.pending.len() {
+            let open = self.parts.custody.holdings[device].ledger.read(|state| state.uploads().contains_key(&object));
+            if open {
+                self.parts.custody.record(device, vec![ManifestRecord::UploadAbandoned { object: object.clone() }]);
+            }
+        }
+    }
+
+    fn answer_all(&mut self, requests: Vec<(RequestId, Request)>, error: &PersistError) {
+        self.tidy = true;
+        for (id, _) in requests {
+            if let Some(resolver) = self.resolvers.remove(&id) {
+                resolver.resolve(Err(error.clone()));
+            }
+        }
+    }
+
+    fn answer(&mut self, requests: Vec<(RequestId, Request)>, now: Instant) {
+        for (id, request) in requests {
+            let handle = self.parts.custody.holdings[request.device].ledger.handle(&request);
+            if handle.is_ok() {
+                let seconds = now.saturating_duration_since(request.asked_at).as_secs_f64();
+                metrics::histogram!("tidelog_persist_seconds").record(seconds);
+            }
+            if let Some(resolver) = self.resolvers.remove(&id) {
+                resolver.resolve(handle);
+            }
+        }
+    }
+
+    /// Carries out truncations and what follows from them.
+    fn tidy_up(&mut self) {
+        let in_flight = |log: LogId| {
+            let cuts = self.cut.iter().chain(self.finishing.iter().map(|finishing| &finishing.cut));
+            let requests = cuts.flat_map(|cut| &cut.requests).filter(|(_, request)| request.log == log);
+            requests.map(|(_, request)| request.from).min()
+        };
+        let needed_from = |log: LogId| match (self.checkpoints.needed_from(log), in_flight(log)) {
+            (Some(waiting), Some(flying)) => Some(waiting.min(flying)),
+            (waiting, flying) => waiting.or(flying),
+        };
+        for object in self.parts.custody.tidy(needed_from) {
+            if object.bucket != self.parts.bucket {
+                tracing::warn!(object = object.object, bucket = object.bucket,
+                    "an object that nobody needs is in a bucket that is not open now; it stays");
+                continue;
+            }
+            let sender = self.parts.sender.clone();
+            let name = object.object.clone();
+            self.parts.driver.delete(&name, move |outcome| {
+                let _ = sender.send(Event::Deleted { object: object.object, outcome });
+            });
+        }
+        self.settle_front();
+    }
+
+    /// Drops blocks of which nothing is needed from the front, while no object holds earlier ones.
+    fn settle_front(&mut self) {
+        if self.object.is_some() || self.finishing.is_some() {
+            return;
+        }
+        for device in 0..self.pending.len() {
+            let mut settled = None;
+            while let Some(block) = self.pending[device].front() {
+                if block.ranges.iter().any(|range| self.parts.custody.needs(device, range)) {
+                    break;
+                }
+                settled = Some(block.number + 1);
+                self.pending_bytes -= block.len;
+                self.pending[device].pop_front();
+            }
+            if let Some(number) = settled {
+                self.parts.custody.settle(device, number);
+            }
+        }
+    }
+}
+
+/// Verifies blocks, each against the place it should come from.
+fn decode<'a>(
+    blocks: &[LocalBlock],
+    loaded: &'a [Bytes],
+    sources: &[Source],
+) -> Result<Vec<Block<'a>>, PersistError> {
+    let decode = |(block, bytes): (&LocalBlock, &'a Bytes)| {
+        let expected = block.place.as_ref().map(Expected::from);
+        Block::decode(bytes, expected.as_ref()).map_err(|error| {
+            let directory = sources[block.device].directory.display();
+            let place = block.place.map_or_else(
+                || "memory".to_owned(),
+                |place| format!("{} in {directory} at byte {}", segment_name(place.segment), place.offset),
+            );
+            PersistError::ReadBack { what: format!("block {} from {place}: {error}", block.number) }
+        })
+    };
+    blocks.iter().zip(loaded).map(decode).collect()
+}
