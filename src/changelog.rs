@@ -73,9 +73,15 @@ pub struct Changelog {
 
 /// What runs the spillers and the uploader.
 enum Engine {
-    Threads { spillers: Vec<JoinHandle<()>>, uploader: Option<JoinHandle<()>> },
+    Threads {
+        spillers: Vec<JoinHandle<()>>,
+        uploader: Option<JoinHandle<()>>,
+    },
     /// A simulation calls [`Changelog::step`].
-    Manual { spillers: Vec<Spiller>, uploader: Box<Uploader> },
+    Manual {
+        spillers: Vec<Spiller>,
+        uploader: Box<Uploader>,
+    },
 }
 
 /// What a changelog shares with its writers.
@@ -221,18 +227,28 @@ impl Changelog {
         let mut sites = Vec::new();
         for (path, directory) in options.directories.iter().zip(&directories) {
             let blocks = options.spill_blocks() + options.upload_blocks();
-            let arena = Arena::new(options.block_bytes, blocks).map_err(|source| io("allocating block buffers", source))?;
+            let arena = Arena::new(options.block_bytes, blocks)
+                .map_err(|source| io("allocating block buffers", source))?;
             let files: Arc<dyn Files> = directory.files();
-            let disk =
-                engine::open_best(path, options.durability, options.writes_in_flight, Some(&arena), options.engine)
-                    .map_err(|source| io(format!("opening {} for direct writes", path.display()), source))?;
+            let disk = engine::open_best(
+                path,
+                options.durability,
+                options.writes_in_flight,
+                Some(&arena),
+                options.engine,
+            )
+            .map_err(|source| io(format!("opening {} for direct writes", path.display()), source))?;
             sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, arena, &options, &mut random)?);
         }
         let clock: Clock = Arc::new(Instant::now);
-        let (core, recovered, spillers, uploader) = build(options, Arc::new(driver), sites, clock, random, true)?;
+        let (core, recovered, spillers, uploader) =
+            build(options, Arc::new(driver), sites, clock, random, true)?;
         let mut engine = Engine::Threads { spillers: Vec::new(), uploader: None };
         let start = |name: String, body: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name).spawn(body).map_err(|source| io("starting a thread", source))
+            std::thread::Builder::new()
+                .name(name)
+                .spawn(body)
+                .map_err(|source| io("starting a thread", source))
         };
         if let Engine::Threads { spillers: running, uploader: upload } = &mut engine {
             for (index, spiller) in spillers.into_iter().enumerate() {
@@ -255,10 +271,12 @@ impl Changelog {
         let mut sites = Vec::new();
         for (path, (files, disk)) in options.directories.iter().zip(directories) {
             let blocks = options.spill_blocks() + options.upload_blocks();
-            let arena = Arena::new(options.block_bytes, blocks).map_err(|source| io("allocating block buffers", source))?;
+            let arena = Arena::new(options.block_bytes, blocks)
+                .map_err(|source| io("allocating block buffers", source))?;
             sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, arena, &options, &mut random)?);
         }
-        let (core, recovered, spillers, mut uploader) = build(options, Arc::new(driver), sites, clock, random, false)?;
+        let (core, recovered, spillers, mut uploader) =
+            build(options, Arc::new(driver), sites, clock, random, false)?;
         uploader.sweep();
         let engine = Engine::Manual { spillers, uploader: Box::new(uploader) };
         Ok(Changelog { core, recovered, engine: Mutex::new(engine), _directories: Vec::new() })
@@ -448,13 +466,20 @@ impl OpenSite {
             records.push(ManifestRecord::Cut { epoch_below: next_epoch, number: next_number });
         }
         records.push(ManifestRecord::Opened { session: random(), next_epoch, next_number });
-        ledger.record(records).and_then(|()| ledger.seal()).map_err(|source| io(at("writing the manifest"), source))?;
+        ledger
+            .record(records)
+            .and_then(|()| ledger.seal())
+            .map_err(|source| io(at("writing the manifest"), source))?;
         Ok(OpenSite { path, files, disk, arena, directory_id, ledger, recovered, known, next_epoch })
     }
 }
 
 /// The segment files of a directory. One that is not in use and has another length than segments have now is removed.
-fn known_segments(files: &dyn Files, state: &ManifestState, segment_bytes: u64) -> io::Result<Vec<KnownSegment>> {
+fn known_segments(
+    files: &dyn Files,
+    state: &ManifestState,
+    segment_bytes: u64,
+) -> io::Result<Vec<KnownSegment>> {
     let mut known = Vec::new();
     for (name, len) in files.list()? {
         let Some(segment) = parse_segment_name(&name) else { continue };
@@ -503,7 +528,7 @@ fn build(
             segments_max: options.segments_max(),
             background,
         };
-        let journal = Box::new(LedgerJournal(Arc::clone(&ledger)));
+        let journal = Box::new(LedgerJournal::new(Arc::clone(&ledger)));
         let next_number = recovered.next_number;
         let segments = Segments::new(
             disk,
@@ -538,7 +563,12 @@ fn build(
         });
         found.push(recovered.logs(&ledger));
         let blocks = VecDeque::from(recovered.blocks);
-        sources.push(Source { files: Arc::clone(&files), directory: path.clone(), recovered: blocks, next_number });
+        sources.push(Source {
+            files: Arc::clone(&files),
+            directory: path.clone(),
+            recovered: blocks,
+            next_number,
+        });
         fixed.push(Site { path, files, ledger, engine, readers });
         devices.push(device);
     }
@@ -564,8 +594,16 @@ fn build(
         }
     }
     let tokens = Box::new(splitmix(seed));
-    let uploader =
-        Uploader::new(UploaderParts { options, bucket, driver, sources, custody, events, sender, random: tokens });
+    let uploader = Uploader::new(UploaderParts {
+        options,
+        bucket,
+        driver,
+        sources,
+        custody,
+        events,
+        sender,
+        random: tokens,
+    });
     Ok((core, recovered, spillers, uploader))
 }
 

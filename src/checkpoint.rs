@@ -6,7 +6,7 @@
 //! object holds, and whether its upload succeeds, is the uploader's business.
 //!
 //! Invariants:
-//! 1. A request leaves exactly once: with a cut, or by [`withdraw`](Checkpoints::withdraw).
+//! 1. A request leaves exactly once, with a cut.
 //! 2. A cut's end on a device is the largest end of its requests there, so it covers each of them.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::types::{LogId, SequenceNumber};
 
 /// Names a request for as long as it waits. Grows with each request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestId(pub u64);
 
 /// One call of `persist_durably`.
@@ -81,16 +81,6 @@ impl Checkpoints {
         }
     }
 
-    /// Takes out a request that cannot be served.
-    pub fn withdraw(&mut self, id: RequestId) -> Option<Request> {
-        self.waiting.remove(&id)
-    }
-
-    /// Takes out all requests, as when the changelog goes away.
-    pub fn withdraw_all(&mut self) -> Vec<(RequestId, Request)> {
-        std::mem::take(&mut self.waiting).into_iter().collect()
-    }
-
     /// The lowest number that a waiting request of `log` needs: what truncation must leave alone until then.
     pub fn needed_from(&self, log: LogId) -> Option<SequenceNumber> {
         self.waiting.values().filter(|request| request.log == log).map(|request| request.from).min()
@@ -127,7 +117,14 @@ mod tests {
     const DELAY: Duration = Duration::from_millis(5);
 
     fn request(log: u128, device: usize, asked_at: Instant) -> Request {
-        Request { log: LogId(log), device, from: SequenceNumber(2), to: SequenceNumber(9), asked_at, end: None }
+        Request {
+            log: LogId(log),
+            device,
+            from: SequenceNumber(2),
+            to: SequenceNumber(9),
+            asked_at,
+            end: None,
+        }
     }
 
     #[test]
@@ -184,8 +181,8 @@ mod tests {
         checkpoints.ask(RequestId(0), request(1, 0, now));
         assert_eq!(checkpoints.needed_from(LogId(1)), Some(SequenceNumber(2)));
         assert_eq!(checkpoints.needed_from(LogId(2)), None);
-        assert!(checkpoints.withdraw(RequestId(0)).is_some());
-        assert_eq!(checkpoints.needed_from(LogId(1)), None);
-        assert_eq!(checkpoints.decide(now + DELAY, 1), Decision::Idle);
+        checkpoints.mark(RequestId(0), 1);
+        assert!(matches!(checkpoints.decide(now, 1), Decision::Cut(_)));
+        assert_eq!(checkpoints.needed_from(LogId(1)), None, "the cut's owner looks after it now");
     }
 }

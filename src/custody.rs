@@ -67,7 +67,8 @@ impl Custody {
 
     /// A checkpoint with the changes of `log` below `to` is complete.
     pub fn confirm(&mut self, device: usize, log: LogId, to: SequenceNumber) {
-        let confirmed = self.holdings[device].ledger.read(|state| state.logs().get(&log).map(|log| log.confirmed));
+        let confirmed =
+            self.holdings[device].ledger.read(|state| state.logs().get(&log).map(|log| log.confirmed));
         if confirmed.is_some_and(|confirmed| confirmed < to) {
             self.record(device, vec![ManifestRecord::LogConfirmed { log, to }]);
         }
@@ -77,7 +78,8 @@ impl Custody {
     pub fn close(&mut self, device: usize, log: LogId, synced: SequenceNumber) {
         let keep_to = synced.max(self.asked.remove(&log).unwrap_or_default());
         self.closed.insert(log, ClosedLog { device, keep_to });
-        let open = self.holdings[device].ledger.read(|state| state.logs().get(&log).is_some_and(|log| !log.closed));
+        let open =
+            self.holdings[device].ledger.read(|state| state.logs().get(&log).is_some_and(|log| !log.closed));
         if open {
             self.record(device, vec![ManifestRecord::LogClosed { log }]);
         }
@@ -90,7 +92,8 @@ impl Custody {
 
     /// Changes below this number are left out of objects: truncated, or in one already.
     pub fn keep_from(&self, device: usize, log: LogId) -> SequenceNumber {
-        let covered = self.holdings[device].ledger.read(|state| state.logs().get(&log).map(LogState::covered));
+        let covered =
+            self.holdings[device].ledger.read(|state| state.logs().get(&log).map(LogState::covered));
         covered.unwrap_or(SequenceNumber(u64::MAX))
     }
 
@@ -107,7 +110,8 @@ impl Custody {
         let mut records: Vec<Vec<ManifestRecord>> = vec![Vec::new(); self.holdings.len()];
         let holdings = &self.holdings;
         self.wanted.retain(|log, (device, wanted)| {
-            let Some(truncated) = holdings[*device].ledger.read(|state| state.logs().get(log).map(|log| log.truncated))
+            let Some(truncated) =
+                holdings[*device].ledger.read(|state| state.logs().get(log).map(|log| log.truncated))
             else {
                 return false;
             };
@@ -152,7 +156,9 @@ impl Custody {
             if holding.ledger.settle().is_err() {
                 continue;
             }
-            objects.extend(holding.ledger.read(|state| state.unreferenced_objects().cloned().collect::<Vec<_>>()));
+            objects.extend(
+                holding.ledger.read(|state| state.unreferenced_objects().cloned().collect::<Vec<_>>()),
+            );
         }
         objects.retain(|object| {
             let needed = self.holdings.iter().any(|holding| {
@@ -215,8 +221,10 @@ impl Custody {
         if released.is_empty() {
             return;
         }
-        let records =
-            released.iter().map(|&(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch }).collect();
+        let records = released
+            .iter()
+            .map(|&(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch })
+            .collect();
         if let Err(error) = holding.ledger.record(records) {
             // Reused before its release is durable, a segment could cost acknowledged data: it waits for the next open.
             tracing::warn!(%error, "segments could not be released");

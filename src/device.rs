@@ -94,7 +94,11 @@ impl Log {
     }
 
     /// Resolves when all changes below `wanted` are on the disk.
-    pub fn when_durable(&self, wanted: SequenceNumber, resolver: Resolver<Result<SequenceNumber, SyncError>>) {
+    pub fn when_durable(
+        &self,
+        wanted: SequenceNumber,
+        resolver: Resolver<Result<SequenceNumber, SyncError>>,
+    ) {
         let mut waiters = lock(&self.waiters);
         let durable = self.durable();
         if durable >= wanted {
@@ -173,14 +177,19 @@ pub(crate) struct SideValue {
     pub kind: ChangeKind,
     pub bytes: Bytes,
     /// What it is charged to, until the spiller is through with it.
-    pub charge: Option<Charge>,
+    pub _charge: Option<Charge>,
 }
 
 /// What the spiller is asked besides draining lanes. A position is met when the lane is drained up to it.
 #[derive(Debug)]
 pub(crate) enum SpillRequest {
     /// Resolve when all that the lane held at this position is on the disk.
-    Sync { lane: u32, position: u64, to: SequenceNumber, resolver: Resolver<Result<SequenceNumber, SyncError>> },
+    Sync {
+        lane: u32,
+        position: u64,
+        to: SequenceNumber,
+        resolver: Resolver<Result<SequenceNumber, SyncError>>,
+    },
     /// Tell the uploader at which block a persist request ends.
     Mark { lane: u32, position: u64, request: RequestId },
     /// The writer of this slot is gone; the slot is free once its lane is drained to this position.
@@ -222,8 +231,6 @@ pub(crate) struct Device {
     inbox: Mutex<Vec<SpillRequest>>,
     /// Whether the inbox holds anything, so that the spiller looks without locking.
     has_requests: AtomicBool,
-    /// Blocks of this device that uploads hold in memory.
-    pub held_blocks: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -268,7 +275,6 @@ impl Device {
             side_budget,
             inbox: Mutex::default(),
             has_requests: AtomicBool::new(false),
-            held_blocks: AtomicUsize::new(0),
         })
     }
 
@@ -299,7 +305,8 @@ impl Device {
             None => return Ok(LaneRef { lane: Arc::clone(&lanes[0]), index: SHARED_LANE }),
         };
         drop(lanes);
-        let entry = CachedLane { device: self.key, lane: Arc::downgrade(&lane_ref.lane), index: lane_ref.index };
+        let entry =
+            CachedLane { device: self.key, lane: Arc::downgrade(&lane_ref.lane), index: lane_ref.index };
         let cache = |lanes: &RefCell<ThreadLanes>| {
             let cached = &mut lanes.borrow_mut().0;
             cached.retain(|cached| cached.lane.strong_count() > 0);

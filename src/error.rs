@@ -42,8 +42,10 @@ pub enum OpenError {
         source: RecordError,
     },
     /// A block that was durable cannot be read any more.
-    #[error("{segment} in {directory} is damaged at byte {offset}: {source}; blocks after it were durable, so this is not a torn tail. \
-             Restore its logs from their last checkpoint, and move the directory aside")]
+    #[error(
+        "{segment} in {directory} is damaged at byte {offset}: {source}; blocks after it were durable, so this is not a torn tail. \
+             Restore its logs from their last checkpoint, and move the directory aside"
+    )]
     Damaged {
         /// The local directory.
         directory: PathBuf,
@@ -55,7 +57,9 @@ pub enum OpenError {
         source: BlockError,
     },
     /// The log of a local directory has a hole.
-    #[error("log {log} in {directory} has a hole: changes {expected} to {found} are missing from its segments")]
+    #[error(
+        "log {log} in {directory} has a hole: changes {expected} to {found} are missing from its segments"
+    )]
     Hole {
         /// The local directory.
         directory: PathBuf,
@@ -162,7 +166,9 @@ impl AppendError {
 #[non_exhaustive]
 pub enum SyncError {
     /// The local disk failed twice in a row, or is gone. The changes are in memory, and persists go on from there.
-    #[error("the local directory {directory} is out of service: {source}; changes are held in memory only, persist them")]
+    #[error(
+        "the local directory {directory} is out of service: {source}; changes are held in memory only, persist them"
+    )]
     LocalTierFailed {
         /// The local directory.
         directory: PathBuf,
@@ -200,7 +206,9 @@ pub enum PersistError {
         source: Arc<StoreError>,
     },
     /// The object could not be recorded in the manifest.
-    #[error("object {object} could not be recorded in the manifest: {source}; persist again once the local directory works")]
+    #[error(
+        "object {object} could not be recorded in the manifest: {source}; persist again once the local directory works"
+    )]
     Manifest {
         /// The name of the object.
         object: String,

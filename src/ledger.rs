@@ -7,7 +7,9 @@
 //! failed append the end of the file is unknown, so the next one writes the whole state anew. When the device is out of
 //! service the ledger is *detached*: it goes on in memory, since persists do.
 
+use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::Mutex;
 
 use tidelog_io::directory::Manifest;
@@ -24,12 +26,10 @@ use crate::types::KeyGroupRange;
 const GROWTH_BYTES: u64 = 1 << 20;
 
 /// The manifest of one directory.
-#[derive(Debug)]
 pub(crate) struct Ledger {
     inner: Mutex<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     state: ManifestState,
     manifest: Manifest,
@@ -40,10 +40,18 @@ struct Inner {
     detached: bool,
 }
 
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").finish_non_exhaustive()
+    }
+}
+
 impl Ledger {
     pub fn new(state: ManifestState, manifest: Manifest) -> Ledger {
         let rewritten_bytes = manifest.len_bytes();
-        Ledger { inner: Mutex::new(Inner { state, manifest, rewritten_bytes, broken: false, detached: false }) }
+        Ledger {
+            inner: Mutex::new(Inner { state, manifest, rewritten_bytes, broken: false, detached: false }),
+        }
     }
 
     /// Looks at the state.
@@ -59,9 +67,10 @@ impl Ledger {
             let start = known.map_or(to, |log| log.truncated);
             let (name, key_groups): (&str, KeyGroupRange) =
                 known.map_or(("", KeyGroupRange::ALL), |log| (&log.name, log.key_groups));
-            let overlapping = known.map_or(&[][..], |log| &log.extents).iter().filter(|extent| {
-                extent.first < to && extent.end > from
-            });
+            let overlapping = known
+                .map_or(&[][..], |log| &log.extents)
+                .iter()
+                .filter(|extent| extent.first < to && extent.end > from);
             let extents = overlapping.map(|extent| {
                 let object = &state.objects()[&extent.object];
                 Extent {
@@ -148,14 +157,30 @@ impl Inner {
 }
 
 /// The segments' part of the manifest.
-pub(crate) struct LedgerJournal(pub std::sync::Arc<Ledger>);
+#[derive(Debug)]
+pub(crate) struct LedgerJournal {
+    ledger: Arc<Ledger>,
+    /// An acquisition that is in the state, but was not made durable: the segment is acquired again, with a new epoch.
+    failed: Option<(u32, u64)>,
+}
+
+impl LedgerJournal {
+    pub fn new(ledger: Arc<Ledger>) -> LedgerJournal {
+        LedgerJournal { ledger, failed: None }
+    }
+}
 
 impl Journal for LedgerJournal {
     fn acquired(&mut self, segment: u32, epoch: u64) -> io::Result<()> {
-        self.0.record(vec![ManifestRecord::SegmentAcquired { segment, epoch }])
+        let mut records = Vec::new();
+        if let Some((segment, epoch)) = self.failed.take() {
+            records.push(ManifestRecord::SegmentReleased { segment, epoch });
+        }
+        records.push(ManifestRecord::SegmentAcquired { segment, epoch });
+        self.ledger.record(records).inspect_err(|_| self.failed = Some((segment, epoch)))
     }
 
     fn cut(&mut self, epoch_below: u64, number: u64) -> io::Result<()> {
-        self.0.record(vec![ManifestRecord::Cut { epoch_below, number }])
+        self.ledger.record(vec![ManifestRecord::Cut { epoch_below, number }])
     }
 }

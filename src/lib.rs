@@ -7,21 +7,46 @@
 pub mod assemble;
 #[doc(hidden)]
 pub mod block;
+mod changelog;
+mod checkpoint;
+mod custody;
+mod device;
+mod error;
 mod fields;
 #[doc(hidden)]
 pub mod footer;
 mod handle;
+mod ledger;
 #[doc(hidden)]
 pub mod manifest;
+mod options;
 #[doc(hidden)]
 pub mod part;
+mod reader;
 #[doc(hidden)]
 pub mod record;
+mod recovered;
+mod recovery;
+mod retention;
+mod spill;
 mod types;
+mod uploader;
 #[doc(hidden)]
 pub mod varint;
 #[doc(hidden)]
 pub mod walk;
+mod writer;
 
+pub use changelog::Changelog;
+#[doc(hidden)]
+pub use changelog::Seams;
+pub use error::{
+    AppendError, CloseError, ControlError, CreateError, OpenError, PersistError, ReadError, SyncError,
+};
 pub use handle::{ChangelogHandle, Extent, HandleError};
+pub use options::{Compression, Durability, EngineChoice, OptionError, Options, UploadRuntime};
+pub use reader::{Change, ChangelogReader, ReadStats};
+pub use recovered::RecoveredLog;
+pub use tidelog_io::disk::EngineInfo;
 pub use types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};
+pub use writer::{ChangelogWriter, PersistFuture, Room, SyncFuture, WriterControl};

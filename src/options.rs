@@ -256,16 +256,32 @@ impl Options {
 
     /// Says what cannot work, before anything is touched.
     pub(crate) fn check(&self) -> Result<(), OptionError> {
-        fn must(holds: bool, option: &'static str, value: impl ToString, remedy: &str) -> Result<(), OptionError> {
-            if holds { Ok(()) } else { Err(OptionError { option, value: value.to_string(), remedy: remedy.to_owned() }) }
+        fn must(
+            holds: bool,
+            option: &'static str,
+            value: impl ToString,
+            remedy: &str,
+        ) -> Result<(), OptionError> {
+            if holds {
+                Ok(())
+            } else {
+                Err(OptionError { option, value: value.to_string(), remedy: remedy.to_owned() })
+            }
         }
         let mut seen = self.directories.clone();
         seen.sort();
         seen.dedup();
-        must(seen.len() == self.directories.len(), "add_directory", format!("{:?}", self.directories), "each directory once")?;
+        must(
+            seen.len() == self.directories.len(),
+            "add_directory",
+            format!("{:?}", self.directories),
+            "each directory once",
+        )?;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         must(
-            (1..=64).contains(&self.group.len()) && self.group.chars().all(plain) && !self.group.starts_with('.'),
+            (1..=64).contains(&self.group.len())
+                && self.group.chars().all(plain)
+                && !self.group.starts_with('.'),
             "group",
             &self.group,
             "1 to 64 letters, digits, '-', '_' and '.', not beginning with '.'",
@@ -282,7 +298,12 @@ impl Options {
             self.block_bytes,
             "a multiple of 4096 from 8 KiB to 1 MiB",
         )?;
-        must((1..=256).contains(&self.writes_in_flight), "writes_in_flight", self.writes_in_flight, "1 to 256")?;
+        must(
+            (1..=256).contains(&self.writes_in_flight),
+            "writes_in_flight",
+            self.writes_in_flight,
+            "1 to 256",
+        )?;
         must(
             self.segment_bytes.is_multiple_of(4096)
                 && self.segment_bytes >= 2 * self.block_bytes as u64

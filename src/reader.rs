@@ -123,7 +123,7 @@ pub(crate) struct LocalSource {
     pub files: LocalFiles,
     pub blocks: Vec<BlockRef>,
     /// Keeps segments from being reused.
-    pub pin: Arc<Pin>,
+    pub _pin: Arc<Pin>,
 }
 
 /// Runs a function when the last reader of local blocks is gone.
@@ -196,7 +196,11 @@ impl Buckets {
         Ok(driver)
     }
 
-    fn get(&mut self, extent: &Extent, range: Range<u64>) -> Result<Pending<Result<Bytes, StoreError>>, ReadError> {
+    fn get(
+        &mut self,
+        extent: &Extent,
+        range: Range<u64>,
+    ) -> Result<Pending<Result<Bytes, StoreError>>, ReadError> {
         let driver = self.driver(&extent.bucket)?;
         self.stats.requests += 1;
         self.stats.bytes += range.end - range.start;
@@ -211,7 +215,10 @@ impl ChangelogReader {
     ///
     /// # Errors
     /// A bucket that cannot be opened. Objects are first read by [`next_batch`](Self::next_batch).
-    pub fn open(handles: &[ChangelogHandle], key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
+    pub fn open(
+        handles: &[ChangelogHandle],
+        key_groups: KeyGroupRange,
+    ) -> Result<ChangelogReader, ReadError> {
         ChangelogReader::new(handles, key_groups, None)
     }
 
@@ -331,20 +338,24 @@ impl ChangelogReader {
         let mut data = VecDeque::new();
         let mut waiting: VecDeque<(usize, PartRun, Pending<Result<Bytes, StoreError>>)> = VecDeque::new();
         for index in 0..self.sources.len() {
+            let groups = match &self.sources[index] {
+                Source::Object(_) => Vec::new(),
+                Source::Local(local) => local_groups(&local.blocks),
+            };
+            if !groups.is_empty() {
+                // The order of the sources must hold over those that are on their way.
+                while let Some((source, run, bytes)) = waiting.pop_front() {
+                    self.plan(source, run, settled(bytes).await?, &mut data)?;
+                }
+            }
+            for blocks in groups {
+                let fetch = |metadata| Fetch::Local { source: index, blocks: blocks.clone(), metadata };
+                self.fetches.push_back(fetch(true));
+                data.push_back(fetch(false));
+            }
             let (extent, runs) = match &self.sources[index] {
                 Source::Object(source) => (source.extent.clone(), source.runs.clone()),
-                Source::Local(local) => {
-                    // The order of sources must hold over the waiting ones.
-                    while let Some((source, run, bytes)) = waiting.pop_front() {
-                        self.plan(source, run, settled(bytes).await?, &mut data)?;
-                    }
-                    for blocks in local_groups(&local.blocks) {
-                        let fetch = |metadata| Fetch::Local { source: index, blocks: blocks.clone(), metadata };
-                        self.fetches.push_back(fetch(true));
-                        data.push_back(fetch(false));
-                    }
-                    continue;
-                }
+                Source::Local(_) => continue,
             };
             for run in runs {
                 let range = run.offset..run.offset + u64::from(run.run.directory_len);
@@ -404,12 +415,11 @@ impl ChangelogReader {
         let mut changes = Vec::new();
         for entry in entries {
             let piece = bytes.slice((entry.range.start - start) as usize..(entry.range.end - start) as usize);
-            let changeset = Changeset::decode(piece, run.part, object.log, entry.group, run.compression).map_err(
-                |error| {
+            let changeset = Changeset::decode(piece, run.part, object.log, entry.group, run.compression)
+                .map_err(|error| {
                     let range = run.offset + entry.range.start..run.offset + entry.range.end;
                     self.damaged(*source, run, range, error)
-                },
-            )?;
+                })?;
             let wanted = object.extent.first..object.extent.end;
             take_changes(changeset, object.log, entry.group, &wanted, &mut changes);
         }
@@ -421,7 +431,13 @@ impl ChangelogReader {
             Source::Object(source) => source.extent.object.clone(),
             Source::Local(local) => local.directory.display().to_string(),
         };
-        ReadError::Damaged { object, part: run.part.index as usize, start: range.start, end: range.end, source: error }
+        ReadError::Damaged {
+            object,
+            part: run.part.index as usize,
+            start: range.start,
+            end: range.end,
+            source: error,
+        }
     }
 }
 
@@ -541,16 +557,15 @@ fn read_local(
         (None, None) => unreachable!("a block is in memory or on the disk"),
     };
     let loaded = blocks.iter().map(load).collect::<Result<Vec<Bytes>, ReadError>>()?;
-    let decode = |(block, bytes)| {
-        let BlockRef { place, .. }: &BlockRef = block;
+    let nowhere =
+        BlockPlace { directory: 0, segment: 0, epoch: 0, index: 0, offset: 0, number: 0, watermark: 0 };
+    let mut decoded = Vec::with_capacity(blocks.len());
+    for (BlockRef { place, .. }, bytes) in blocks.iter().zip(&loaded) {
         let expected = place.as_ref().map(Expected::from);
-        Block::decode(bytes, expected.as_ref()).map_err(|source| {
-            let nowhere =
-                BlockPlace { directory: 0, segment: 0, epoch: 0, index: 0, offset: 0, number: 0, watermark: 0 };
-            error(&place.unwrap_or(nowhere), source.to_string())
-        })
-    };
-    let decoded = blocks.iter().zip(&loaded).map(decode).collect::<Result<Vec<Block<'_>>, ReadError>>()?;
+        let block = Block::decode(bytes, expected.as_ref())
+            .map_err(|source| error(&place.unwrap_or(nowhere), source.to_string()))?;
+        decoded.push(block);
+    }
     let id = PartId { token: 0, index: 0 };
     let mismatch = |what: String| ReadError::Mismatch { object: local.directory.display().to_string(), what };
     let mut keep_from = |log: LogId| if log == local.log { local.from } else { SequenceNumber(u64::MAX) };

@@ -159,7 +159,7 @@ impl RecoveredLog {
                 directory: site.path.clone(),
                 files: LocalFiles(Arc::clone(&site.files)),
                 blocks: found.blocks.clone(),
-                pin: Arc::new(Pin { guard: Some(guard), released }),
+                _pin: Arc::new(Pin { guard: Some(guard), released }),
             });
         }
         Ok(reader)
@@ -171,7 +171,8 @@ impl RecoveredLog {
         if start >= to {
             return Ok(Vec::new());
         }
-        let request = Request { log, device: self.device, from: start, to, asked_at: self.core.now(), end: None };
+        let request =
+            Request { log, device: self.device, from: start, to, asked_at: self.core.now(), end: None };
         let handle = self.core.sites[self.device].ledger.handle(&request);
         handle.map(|handle| vec![handle]).map_err(|_| ReadError::Truncated { log, from: start, start: to })
     }

@@ -57,14 +57,17 @@ pub(crate) fn recover(
     directory_id: u64,
     state: &ManifestState,
 ) -> Result<Recovered, OpenError> {
-    let mut segments: Vec<(u64, u32)> = state.segments().iter().map(|(&segment, &epoch)| (epoch, segment)).collect();
+    let mut segments: Vec<(u64, u32)> =
+        state.segments().iter().map(|(&segment, &epoch)| (epoch, segment)).collect();
     segments.sort_unstable();
-    let mut recovered = Recovered { blocks: Vec::new(), next_number: 0, ranges: BTreeMap::new(), uses: Vec::new() };
+    let mut recovered =
+        Recovered { blocks: Vec::new(), next_number: 0, ranges: BTreeMap::new(), uses: Vec::new() };
     let mut expected: Option<u64> = None;
     let mut watermark = 0;
     let mut bad: Option<Bad> = None;
     for (epoch, segment) in segments {
-        let scan = Scan { device, directory, files, directory_id, segment, epoch, limit: state.number_limit(epoch) };
+        let scan =
+            Scan { device, directory, files, directory_id, segment, epoch, limit: state.number_limit(epoch) };
         let found = scan.run()?;
         watermark = watermark.max(found.watermark);
         let mut end = 0;
@@ -163,7 +166,10 @@ impl Scan<'_> {
             let following = found.bad.is_none();
             let decoded = if following {
                 let (directory, segment, epoch) = (self.directory_id, self.segment, self.epoch);
-                Block::decode(bytes, Some(&Expected { directory, segment, epoch, index, offset, number: None }))
+                Block::decode(
+                    bytes,
+                    Some(&Expected { directory, segment, epoch, index, offset, number: None }),
+                )
             } else {
                 self.decode_stray(bytes, offset)
             };
@@ -226,7 +232,11 @@ impl Window<'_> {
         if offset < self.start || skip.saturating_add(len) > self.bytes.len() {
             self.bytes.resize(len.max(WINDOW_BYTES), 0);
             let name = segment_name(self.scan.segment);
-            let read = self.scan.files.read_at(&name, offset, &mut self.bytes).map_err(|source| self.error(&name, source))?;
+            let read = self
+                .scan
+                .files
+                .read_at(&name, offset, &mut self.bytes)
+                .map_err(|source| self.error(&name, source))?;
             self.bytes.truncate(read);
             self.start = offset;
             return Ok(&self.bytes);
@@ -262,7 +272,8 @@ fn trim_unfinished(directory: &Path, files: &dyn Files, blocks: &mut [LocalBlock
     for block in blocks.iter_mut().rev() {
         let Some(place) = block.place.filter(|_| block.continues) else { return Ok(()) };
         let name = segment_name(place.segment);
-        let io = |source| OpenError::Io { action: format!("reading {name} in {}", directory.display()), source };
+        let io =
+            |source| OpenError::Io { action: format!("reading {name} in {}", directory.display()), source };
         let mut bytes = vec![0; block.len];
         let read = files.read_at(&name, place.offset, &mut bytes).map_err(io)?;
         let damaged = |source| OpenError::Damaged {
@@ -271,8 +282,7 @@ fn trim_unfinished(directory: &Path, files: &dyn Files, blocks: &mut [LocalBlock
             offset: place.offset,
             source,
         };
-        let (kept, began_here) =
-            trim(&bytes[..read]).map_err(damaged)?;
+        let (kept, began_here) = trim(&bytes[..read]).map_err(damaged)?;
         block.len = kept.len();
         block.held = Some(Held::uncharged(Bytes::from(kept)));
         block.place = None;
@@ -326,7 +336,12 @@ fn check_logs(directory: &Path, state: &ManifestState, recovered: &mut Recovered
         }
         if known.0 == known.1 && covered < range.first {
             let found = range.first;
-            return Err(OpenError::Hole { directory: directory.to_owned(), log: range.log, expected: covered, found });
+            return Err(OpenError::Hole {
+                directory: directory.to_owned(),
+                log: range.log,
+                expected: covered,
+                found,
+            });
         }
         known.1 = range.end;
     }

@@ -45,9 +45,16 @@ impl Retention {
     pub fn take_released(&mut self) -> Vec<(u32, u64)> {
         let Some((&newest, _)) = self.uses.last_key_value() else { return Vec::new() };
         let settled = self.settled;
-        let released: Vec<u64> =
-            self.uses.range(..newest).filter(|(_, (_, end))| *end <= settled).map(|(epoch, _)| *epoch).collect();
-        released.into_iter().filter_map(|epoch| self.uses.remove(&epoch).map(|(segment, _)| (segment, epoch))).collect()
+        let released: Vec<u64> = self
+            .uses
+            .range(..newest)
+            .filter(|(_, (_, end))| *end <= settled)
+            .map(|(epoch, _)| *epoch)
+            .collect();
+        released
+            .into_iter()
+            .filter_map(|epoch| self.uses.remove(&epoch).map(|(segment, _)| (segment, epoch)))
+            .collect()
     }
 }
 

@@ -287,7 +287,8 @@ impl Spiller {
         let any = !self.durable.is_empty();
         self.forward_durable();
         for (segment, epoch) in self.parts.segments.take_empty() {
-            let _ = self.parts.events.send(Event::EmptyUse { device: self.parts.device.index, segment, epoch });
+            let _ =
+                self.parts.events.send(Event::EmptyUse { device: self.parts.device.index, segment, epoch });
         }
         if self.sick.is_none()
             && let Health::Sick(error) = self.parts.segments.health()
@@ -359,7 +360,10 @@ impl Spiller {
 
     fn failure(&self) -> Option<SyncError> {
         let (source, _) = self.sick.as_ref()?;
-        Some(SyncError::LocalTierFailed { directory: self.parts.directory.clone(), source: Arc::clone(source) })
+        Some(SyncError::LocalTierFailed {
+            directory: self.parts.directory.clone(),
+            source: Arc::clone(source),
+        })
     }
 
     /// Drains every lane to where it stood at the beginning. Whether there was anything to drain.
@@ -562,7 +566,8 @@ impl Spiller {
             return;
         }
         let Some(OpenBlock { mut buffer, .. }) = self.open.take() else { return };
-        let log_of = |slot: u32| Arc::clone(&self.logs[slot as usize].as_ref().expect("it has frames here").log);
+        let log_of =
+            |slot: u32| Arc::clone(&self.logs[slot as usize].as_ref().expect("it has frames here").log);
         let ends = self.builder.entries().iter().map(|entry| {
             let end = SequenceNumber(entry.first.0 + u64::from(entry.count));
             (log_of(entry.slot), BlockRange { log: entry.log, first: entry.first, end })
@@ -607,8 +612,15 @@ impl Spiller {
         let Some((_, next)) = &mut self.sick else { return };
         let number = *next;
         *next += 1;
-        let nowhere =
-            BlockPlace { directory: 0, segment: u32::MAX, epoch: 0, index: 0, offset: 0, number, watermark: 0 };
+        let nowhere = BlockPlace {
+            directory: 0,
+            segment: u32::MAX,
+            epoch: 0,
+            index: 0,
+            offset: 0,
+            number,
+            watermark: 0,
+        };
         block::seal(&mut buffer[..len], &nowhere);
         let held = Held::uncharged(buffer.into_bytes(len));
         self.send(number, None, len, Some(held), info);
@@ -727,12 +739,13 @@ impl Stop {
             _ => ChangeKind::Data,
         };
         let bytes = Bytes::copy_from_slice(&value[..header.value_len()]);
-        Stop::Long { header, value: SideValue { kind, bytes, charge: None } }
+        Stop::Long { header, value: SideValue { kind, bytes, _charge: None } }
     }
 
     #[cold]
     fn special(kind: Option<FrameKind>, header: Header, value: &[u8]) -> Stop {
-        let u64_at = |at: usize| u64::from_le_bytes(*value[at..].first_chunk().expect("lanes hold whole frames"));
+        let u64_at =
+            |at: usize| u64::from_le_bytes(*value[at..].first_chunk().expect("lanes hold whole frames"));
         match kind {
             Some(FrameKind::Side) => Stop::Side { header, key: u64_at(0) },
             Some(FrameKind::Moved) => {

@@ -46,31 +46,75 @@ pub(crate) enum Event {
     /// A block is durable, or will never be more than in memory.
     Block(LocalBlock),
     /// Somebody asked for a checkpoint.
-    Persist { id: RequestId, request: Request, resolver: PersistResolver },
+    Persist {
+        id: RequestId,
+        request: Request,
+        resolver: PersistResolver,
+    },
     /// All that a request needs is in blocks of `device` below `end`.
-    Marked { request: RequestId, device: usize, end: u64 },
+    Marked {
+        request: RequestId,
+        device: usize,
+        end: u64,
+    },
     /// The local directory is full: only uploading makes room.
     HighWater,
     /// A use of a segment ended without a block that counts.
-    EmptyUse { device: usize, segment: u32, epoch: u64 },
+    EmptyUse {
+        device: usize,
+        segment: u32,
+        epoch: u64,
+    },
     /// Somebody stopped reading local blocks.
-    ReaderGone { device: usize },
+    ReaderGone {
+        device: usize,
+    },
     WriterOpened,
-    WriterClosed { device: usize, log: LogId, synced: SequenceNumber },
-    Truncate { device: usize, log: LogId, to: SequenceNumber },
-    Confirm { device: usize, log: LogId, to: SequenceNumber },
+    WriterClosed {
+        device: usize,
+        log: LogId,
+        synced: SequenceNumber,
+    },
+    Truncate {
+        device: usize,
+        log: LogId,
+        to: SequenceNumber,
+    },
+    Confirm {
+        device: usize,
+        log: LogId,
+        to: SequenceNumber,
+    },
     /// Nothing of a recovered log is needed.
-    Discard { device: usize, log: LogId, end: SequenceNumber },
+    Discard {
+        device: usize,
+        log: LogId,
+        end: SequenceNumber,
+    },
     /// A part of the object with this token was taken, or not.
-    PartDone { token: u64, outcome: Result<(), StoreError> },
+    PartDone {
+        token: u64,
+        outcome: Result<(), StoreError>,
+    },
     /// The object with this token is proven, with this size in bytes, or not.
-    Completed { token: u64, outcome: Result<u64, StoreError> },
+    Completed {
+        token: u64,
+        outcome: Result<u64, StoreError>,
+    },
     /// A completed object was deleted, or not.
-    Deleted { object: String, outcome: Result<(), StoreError> },
+    Deleted {
+        object: String,
+        outcome: Result<(), StoreError>,
+    },
     /// What an upload left behind was removed, or not.
-    Cleaned { object: String, outcome: Result<(), StoreError> },
+    Cleaned {
+        object: String,
+        outcome: Result<(), StoreError>,
+    },
     /// Answer when no request waits.
-    Quiesce { resolver: Resolver<()> },
+    Quiesce {
+        resolver: Resolver<()>,
+    },
     /// Stop.
     Exit,
 }
@@ -223,8 +267,11 @@ impl Uploader {
                     if upload.bucket == self.parts.bucket {
                         objects.push(object.clone());
                     } else {
-                        tracing::warn!(object, bucket = upload.bucket,
-                            "an unfinished upload is in a bucket that is not open now; it stays");
+                        tracing::warn!(
+                            object,
+                            bucket = upload.bucket,
+                            "an unfinished upload is in a bucket that is not open now; it stays"
+                        );
                     }
                 }
             });
@@ -319,7 +366,9 @@ impl Uploader {
         if self.cut.is_none() {
             match self.checkpoints.decide(now, self.writers_open) {
                 Decision::Idle => {}
-                Decision::Wait(until) => *deadline = Some(deadline.map_or(until, |deadline| deadline.min(until))),
+                Decision::Wait(until) => {
+                    *deadline = Some(deadline.map_or(until, |deadline| deadline.min(until)))
+                }
                 Decision::Cut(cut) => self.cut = Some(cut),
             }
             if self.cut.is_none() && self.high_water && self.finishing.is_none() && self.retry_at.is_none() {
@@ -545,11 +594,16 @@ impl Uploader {
                 let name = segment_name(place.segment);
                 let what = |reason: String| {
                     let directory = source.directory.display();
-                    format!("block {} at byte {} of {name} in {directory}: {reason}", block.number, place.offset)
+                    format!(
+                        "block {} at byte {} of {name} in {directory}: {reason}",
+                        block.number, place.offset
+                    )
                 };
                 match source.files.read_at(&name, place.offset, &mut bytes) {
                     Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
-                    Ok(read) => Err(PersistError::ReadBack { what: what(format!("{read} of {} bytes", block.len)) }),
+                    Ok(read) => {
+                        Err(PersistError::ReadBack { what: what(format!("{read} of {} bytes", block.len)) })
+                    }
                     Err(error) => Err(PersistError::ReadBack { what: what(error.to_string()) }),
                 }
             }
@@ -561,7 +615,8 @@ impl Uploader {
     fn open_object(&mut self, token: u64) -> Result<(), PersistError> {
         let name = format!("{}/{:08}-{token:016x}", self.parts.options.group, self.objects_made);
         self.objects_made += 1;
-        let opened = ManifestRecord::UploadOpened { bucket: self.parts.bucket.clone(), object: name.clone(), token };
+        let opened =
+            ManifestRecord::UploadOpened { bucket: self.parts.bucket.clone(), object: name.clone(), token };
         let ledger = &self.parts.custody.holdings[0].ledger;
         ledger
             .record(vec![opened])
@@ -621,8 +676,17 @@ impl Uploader {
             let _ = sender.send(Event::Completed { token, outcome });
         });
         let object_bytes = footer_range.end;
-        self.finishing =
-            Some(Finishing { cut, name, token, footer, object_bytes, footer_range, blocks, ranges, started_at: now });
+        self.finishing = Some(Finishing {
+            cut,
+            name,
+            token,
+            footer,
+            object_bytes,
+            footer_range,
+            blocks,
+            ranges,
+            started_at: now,
+        });
         true
     }
 
@@ -632,7 +696,10 @@ impl Uploader {
         let error = match outcome {
             Ok(size) if size == finishing.object_bytes => return self.commit(finishing, now),
             Ok(size) => PersistError::ReadBack {
-                what: format!("object {} has {size} bytes instead of {}", finishing.name, finishing.object_bytes),
+                what: format!(
+                    "object {} has {size} bytes instead of {}",
+                    finishing.name, finishing.object_bytes
+                ),
             },
             Err(error) => PersistError::Upload { object: finishing.name.clone(), source: Arc::new(error) },
         };
@@ -641,15 +708,20 @@ impl Uploader {
 
     /// Records a proven object, and answers who waited for it.
     fn commit(&mut self, finishing: Finishing, now: Instant) {
-        let Finishing { cut, name, token, footer, object_bytes, footer_range, blocks, ranges, started_at } = finishing;
+        let Finishing { cut, name, token, footer, object_bytes, footer_range, blocks, ranges, started_at } =
+            finishing;
         let mut ends: Vec<Option<u64>> = vec![None; self.pending.len()];
         for block in &blocks {
             let end = &mut ends[block.device];
             *end = (*end).max(Some(block.number + 1));
         }
         for device in 0..self.pending.len() {
-            let own: Vec<LogRange> =
-                ranges.values().filter(|(at, _)| *at == device).flat_map(|(_, ranges)| ranges).copied().collect();
+            let own: Vec<LogRange> = ranges
+                .values()
+                .filter(|(at, _)| *at == device)
+                .flat_map(|(_, ranges)| ranges)
+                .copied()
+                .collect();
             let object = CompletedObject {
                 bucket: self.parts.bucket.clone(),
                 object: name.clone(),
@@ -673,7 +745,8 @@ impl Uploader {
             }
         }
         metrics::counter!("tidelog_objects_completed_total").increment(1);
-        metrics::histogram!("tidelog_object_finish_seconds").record(now.duration_since(started_at).as_secs_f64());
+        metrics::histogram!("tidelog_object_finish_seconds")
+            .record(now.duration_since(started_at).as_secs_f64());
         tracing::debug!(object = name, bytes = object_bytes, parts = footer.parts().len(), "object complete");
         self.answer(cut.requests, now);
     }
@@ -733,9 +806,13 @@ impl Uploader {
 
     fn abandon(&mut self, object: String) {
         for device in 0..self.pending.len() {
-            let open = self.parts.custody.holdings[device].ledger.read(|state| state.uploads().contains_key(&object));
+            let open = self.parts.custody.holdings[device]
+                .ledger
+                .read(|state| state.uploads().contains_key(&object));
             if open {
-                self.parts.custody.record(device, vec![ManifestRecord::UploadAbandoned { object: object.clone() }]);
+                self.parts
+                    .custody
+                    .record(device, vec![ManifestRecord::UploadAbandoned { object: object.clone() }]);
             }
         }
     }
@@ -775,8 +852,11 @@ impl Uploader {
         };
         for object in self.parts.custody.tidy(needed_from) {
             if object.bucket != self.parts.bucket {
-                tracing::warn!(object = object.object, bucket = object.bucket,
-                    "an object that nobody needs is in a bucket that is not open now; it stays");
+                tracing::warn!(
+                    object = object.object,
+                    bucket = object.bucket,
+                    "an object that nobody needs is in a bucket that is not open now; it stays"
+                );
                 continue;
             }
             let sender = self.parts.sender.clone();

@@ -205,13 +205,20 @@ impl ChangelogWriter {
         let to = self.next_sequence_number();
         let control = lock(&self.log.control);
         if from < control.truncated || from > to {
-            let error = PersistError::OutOfRange { log: self.log.id, from, start: control.truncated, end: to };
+            let error =
+                PersistError::OutOfRange { log: self.log.id, from, start: control.truncated, end: to };
             resolver.resolve(Err(error));
             return PersistFuture(pending);
         }
         let id = RequestId(self.core.requests.fetch_add(1, Ordering::Relaxed));
-        let request =
-            Request { log: self.log.id, device: self.device.index, from, to, asked_at: self.core.now(), end: None };
+        let request = Request {
+            log: self.log.id,
+            device: self.device.index,
+            from,
+            to,
+            asked_at: self.core.now(),
+            end: None,
+        };
         // Sent under the lock, so that the uploader sees truncations and requests of a log in their order.
         self.core.send(Event::Persist { id, request, resolver });
         drop(control);
@@ -350,7 +357,10 @@ impl ChangelogWriter {
                 }
                 Err(PushError::Nested) => return Err(AppendError::Nested),
                 Err(PushError::TooLarge) => {
-                    return Err(AppendError::TooLarge { len: value.len(), max: self.lane.lane.value_len_max() });
+                    return Err(AppendError::TooLarge {
+                        len: value.len(),
+                        max: self.lane.lane.value_len_max(),
+                    });
                 }
                 Err(PushError::OtherThread) => unreachable!("the lane was claimed by this thread"),
             }
@@ -390,8 +400,9 @@ impl ChangelogWriter {
         wait_max: Duration,
     ) -> Result<SequenceNumber, AppendError> {
         let asked_at = Instant::now();
-        let charge = self.charge(bytes.len(), asked_at + wait_max).ok_or(AppendError::Full { waited: wait_max })?;
-        let key = self.device.put_side(SideValue { kind, bytes, charge: Some(charge) });
+        let charge =
+            self.charge(bytes.len(), asked_at + wait_max).ok_or(AppendError::Full { waited: wait_max })?;
+        let key = self.device.put_side(SideValue { kind, bytes, _charge: Some(charge) });
         let header = Header::new(FrameKind::Side, key_group.0, self.log.slot, 8).0;
         match self.push_waiting(header, &key.to_le_bytes(), wait_max.saturating_sub(asked_at.elapsed())) {
             Ok(()) => Ok(self.appended()),

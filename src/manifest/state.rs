@@ -26,6 +26,17 @@ pub struct LogState {
     pub extents: Vec<LogExtent>,
 }
 
+impl LogState {
+    /// The end of what is truncated or in completed objects without a gap: changes below it are not needed from the local
+    /// disk.
+    #[must_use]
+    pub fn covered(&self) -> SequenceNumber {
+        self.extents.iter().fold(self.truncated, |covered, extent| {
+            if extent.first <= covered { covered.max(extent.end) } else { covered }
+        })
+    }
+}
+
 /// The changes `[first, end)` of a log in one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogExtent {

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -277,6 +278,15 @@ impl Drop for ObjectUpload {
 
 /// Runs a future on this thread and returns what it resolves to. Must not be called on an executor's thread.
 pub fn block_on<F: Future>(future: F) -> F::Output {
+    block_on_until(future, None).expect("without a deadline it is awaited to its end")
+}
+
+/// As [`block_on`], but gives up, and drops the future, after `timeout`.
+pub fn block_on_timeout<F: Future>(future: F, timeout: Duration) -> Option<F::Output> {
+    block_on_until(future, Some(Instant::now() + timeout))
+}
+
+fn block_on_until<F: Future>(future: F, deadline: Option<Instant>) -> Option<F::Output> {
     struct Unpark {
         thread: Thread,
         /// Says for which of two nested calls a token is meant.
@@ -295,10 +305,17 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut context = Context::from_waker(&waker);
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
+            return Some(output);
         }
         while !unpark.woken.swap(false, std::sync::atomic::Ordering::Acquire) {
-            thread::park();
+            match deadline {
+                None => thread::park(),
+                Some(deadline) => {
+                    let left =
+                        deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
+                    thread::park_timeout(left);
+                }
+            }
         }
     }
 }

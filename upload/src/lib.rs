@@ -9,7 +9,8 @@ mod pending;
 pub mod sim;
 pub mod store;
 
-pub use driver::{Driver, DriverError, DriverStats, ObjectUpload, Runtime};
+pub use driver::{Driver, DriverError, DriverStats, ObjectUpload, Runtime, block_on, block_on_timeout};
 pub use object::open_store;
 pub use pending::{Abandoned, Pending, Resolver, channel};
 pub use store::{BoxFuture, ObjectSink, Operation, Store, StoreError, StoreErrorKind};
+pub use tokio::runtime::Handle as RuntimeHandle;
