@@ -19,7 +19,7 @@ use tidelog_io::disk::{Disk, EngineInfo, Files};
 use tidelog_io::engine;
 use tidelog_io::ring::Bell;
 use tidelog_io::segment::{KnownSegment, SegmentConfig, Segments, parse_segment_name};
-use tidelog_upload::{Driver, Runtime, Store};
+use tidelog_upload::{Abandoned, Driver, Pending, Runtime, Store};
 
 use crate::block;
 use crate::custody::{Custody, Holding};
@@ -37,6 +37,8 @@ use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 use crate::uploader::{Event, Source, Uploader, UploaderParts};
 use crate::writer::ChangelogWriter;
 
+/// How many steps of a simulated machine stand for waiting.
+const STEPS_MAX: usize = 10_000;
 /// Threads for uploads of tidelog's own runtime.
 const UPLOAD_THREADS: usize = 2;
 
@@ -152,7 +154,7 @@ impl Core {
 
     pub fn confirm(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
         let mut control = lock(&log.control);
-        check_control(log, control.closed, to)?;
+        check_beyond(log, to)?;
         if to > control.confirmed {
             control.confirmed = to;
             self.send(Event::Confirm { device: log.device, log: log.id, to });
@@ -161,8 +163,7 @@ impl Core {
     }
 
     pub fn reset(&self, log: &Log, from: SequenceNumber, to: SequenceNumber) -> Result<(), ControlError> {
-        let control = lock(&log.control);
-        check_control(log, control.closed, to)?;
+        check_beyond(log, to)?;
         if from > to {
             return Err(ControlError::UpsideDown { from, to });
         }
@@ -174,7 +175,7 @@ impl Core {
 
     pub fn truncate(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
         let mut control = lock(&log.control);
-        check_control(log, control.closed, to)?;
+        check_beyond(log, to)?;
         if to > control.truncated {
             control.truncated = to;
             self.send(Event::Truncate { device: log.device, log: log.id, to });
@@ -196,15 +197,9 @@ impl Core {
     }
 }
 
-fn check_control(log: &Log, closed: bool, to: SequenceNumber) -> Result<(), ControlError> {
+fn check_beyond(log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
     let next = log.next();
-    if closed {
-        Err(ControlError::Closed(log.id))
-    } else if to > next {
-        Err(ControlError::Beyond { log: log.id, to, next })
-    } else {
-        Ok(())
-    }
+    if to > next { Err(ControlError::Beyond { log: log.id, to, next }) } else { Ok(()) }
 }
 
 impl Changelog {
@@ -364,9 +359,8 @@ impl Changelog {
             flushes.push(pending);
         }
         let left = || timeout.saturating_sub(started_at.elapsed());
-        self.step();
         for mut flush in flushes {
-            match flush.wait_timeout(left()) {
+            match self.wait(&mut flush, left()) {
                 Some(Ok(Ok(()))) => {}
                 Some(Ok(Err(error))) => result = Err(CloseError::Local(error)),
                 Some(Err(_)) => result = Err(CloseError::Local(SyncError::Closed)),
@@ -375,8 +369,7 @@ impl Changelog {
         }
         let (resolver, mut pending) = tidelog_upload::channel();
         self.core.send(Event::Quiesce { resolver });
-        self.step();
-        if pending.wait_timeout(left()).is_none() && result.is_ok() {
+        if self.wait(&mut pending, left()).is_none() && result.is_ok() {
             result = Err(self.not_durable(started_at.elapsed()));
         }
         self.stop();
@@ -388,6 +381,17 @@ impl Changelog {
             }
         }
         result
+    }
+
+    /// Waits for an answer, doing the work that leads to it where there are no threads.
+    fn wait<T>(&self, pending: &mut Pending<T>, timeout: Duration) -> Option<Result<T, Abandoned>> {
+        if matches!(*lock(&self.engine), Engine::Threads { .. }) {
+            return pending.wait_timeout(timeout);
+        }
+        (0..STEPS_MAX).find_map(|_| {
+            self.step();
+            pending.wait_timeout(Duration::ZERO)
+        })
     }
 
     fn not_durable(&self, waited: Duration) -> CloseError {

@@ -42,8 +42,16 @@ pub(crate) struct Log {
     pub synced: AtomicU64,
     /// All changes below are on the local disk.
     durable: AtomicU64,
-    waiters: Mutex<Vec<(u64, Resolver<Result<SequenceNumber, SyncError>>)>>,
+    waiters: Mutex<Waiters>,
     pub control: Mutex<Control>,
+}
+
+/// Who waits for numbers of a log to be durable.
+#[derive(Debug, Default)]
+struct Waiters {
+    waiting: Vec<(u64, Resolver<Result<SequenceNumber, SyncError>>)>,
+    /// Nothing more of the log will become durable.
+    failure: Option<SyncError>,
 }
 
 /// What the owner of a log said about its changes.
@@ -65,7 +73,7 @@ impl Log {
             next: AtomicU64::new(0),
             synced: AtomicU64::new(0),
             durable: AtomicU64::new(0),
-            waiters: Mutex::new(Vec::new()),
+            waiters: Mutex::default(),
             control: Mutex::new(Control::default()),
         }
     }
@@ -84,8 +92,8 @@ impl Log {
         self.durable.store(end, Ordering::Release);
         let ready: Vec<_> = {
             let mut waiters = lock(&self.waiters);
-            let (ready, rest) = waiters.drain(..).partition(|(wanted, _)| *wanted <= end);
-            *waiters = rest;
+            let (ready, rest) = waiters.waiting.drain(..).partition(|(wanted, _)| *wanted <= end);
+            waiters.waiting = rest;
             ready
         };
         for (_, resolver) in ready {
@@ -101,18 +109,26 @@ impl Log {
     ) {
         let mut waiters = lock(&self.waiters);
         let durable = self.durable();
-        if durable >= wanted {
-            drop(waiters);
-            resolver.resolve(Ok(durable));
-        } else {
-            waiters.push((wanted.0, resolver));
-        }
+        let answer = match &waiters.failure {
+            _ if durable >= wanted => Ok(durable),
+            Some(failure) => Err(failure.clone()),
+            None => {
+                waiters.waiting.push((wanted.0, resolver));
+                return;
+            }
+        };
+        drop(waiters);
+        resolver.resolve(answer);
     }
 
     /// Nothing more of this log will become durable.
     pub fn fail_waiters(&self, error: &SyncError) {
-        let waiters = std::mem::take(&mut *lock(&self.waiters));
-        for (_, resolver) in waiters {
+        let waiting = {
+            let mut waiters = lock(&self.waiters);
+            waiters.failure.get_or_insert_with(|| error.clone());
+            std::mem::take(&mut waiters.waiting)
+        };
+        for (_, resolver) in waiting {
             resolver.resolve(Err(error.clone()));
         }
     }

@@ -248,9 +248,6 @@ pub enum ControlError {
         /// Its end.
         to: SequenceNumber,
     },
-    /// The log is closed.
-    #[error("log {0} is closed")]
-    Closed(LogId),
 }
 
 /// What is not durable at the end of `close`.

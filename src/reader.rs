@@ -17,13 +17,13 @@ use tidelog_io::disk::Files;
 use tidelog_io::segment::{BlockPlace, segment_name};
 use tidelog_upload::{Driver, Pending, Runtime, StoreError};
 
-use crate::assemble::Assembler;
-use crate::block::{Block, Expected};
+use crate::block::{Block, BlockError, Expected};
 use crate::error::ReadError;
 use crate::footer::Footer;
 use crate::handle::{ChangelogHandle, Extent};
 use crate::part::{Changeset, Compression, Directory, DirectoryEntry, PartError, PartId, Run};
-use crate::types::{KeyGroup, KeyGroupRange, LogId, SequenceNumber};
+use crate::types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};
+use crate::walk::{self, Walk};
 
 /// Requests under way at once.
 const READ_AHEAD: usize = 8;
@@ -158,6 +158,7 @@ impl std::fmt::Debug for LocalFiles {
 /// Where a block is: on the disk, or in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockRef {
+    pub number: u64,
     pub place: Option<BlockPlace>,
     pub bytes: Option<Bytes>,
     pub len: usize,
@@ -531,63 +532,55 @@ fn local_groups(blocks: &[BlockRef]) -> Vec<Range<usize>> {
     groups
 }
 
-/// Reads local blocks and sorts them as a part would be: metadata, or the data in `key_groups`.
+/// Reads local blocks, and sorts their changes by key group: metadata, or the data in `key_groups`.
 fn read_local(
     local: &LocalSource,
     blocks: &[BlockRef],
     metadata: bool,
     key_groups: KeyGroupRange,
 ) -> Result<Vec<Change>, ReadError> {
-    let error = |place: &BlockPlace, what: String| ReadError::Local {
-        directory: local.directory.clone(),
-        segment: segment_name(place.segment),
-        offset: place.offset,
-        what,
-    };
-    let load = |block: &BlockRef| match (&block.bytes, &block.place) {
-        (Some(bytes), _) => Ok(bytes.clone()),
-        (None, Some(place)) => {
-            let mut bytes = vec![0; block.len];
-            match local.files.0.read_at(&segment_name(place.segment), place.offset, &mut bytes) {
-                Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
-                Ok(read) => Err(error(place, format!("{read} of {} bytes", block.len))),
-                Err(source) => Err(error(place, source.to_string())),
-            }
-        }
-        (None, None) => unreachable!("a block is in memory or on the disk"),
-    };
-    let loaded = blocks.iter().map(load).collect::<Result<Vec<Bytes>, ReadError>>()?;
-    let nowhere =
-        BlockPlace { directory: 0, segment: 0, epoch: 0, index: 0, offset: 0, number: 0, watermark: 0 };
-    let mut decoded = Vec::with_capacity(blocks.len());
-    for (BlockRef { place, .. }, bytes) in blocks.iter().zip(&loaded) {
-        let expected = place.as_ref().map(Expected::from);
-        let block = Block::decode(bytes, expected.as_ref())
-            .map_err(|source| error(&place.unwrap_or(nowhere), source.to_string()))?;
-        decoded.push(block);
-    }
-    let id = PartId { token: 0, index: 0 };
-    let mismatch = |what: String| ReadError::Mismatch { object: local.directory.display().to_string(), what };
-    let mut keep_from = |log: LogId| if log == local.log { local.from } else { SequenceNumber(u64::MAX) };
-    let part = Assembler::new()
-        .assemble(&decoded, &mut keep_from, id, Compression::None)
-        .map_err(|source| mismatch(source.to_string()))?;
-    let bytes = Bytes::from(part.bytes);
     let mut changes = Vec::new();
-    for run in &part.runs {
-        let run_bytes = bytes.slice(run.offset as usize..(run.offset + run.len) as usize);
-        let directory = Directory::decode(&run_bytes[..run.directory_len as usize], id, run)
-            .map_err(|source| mismatch(source.to_string()))?;
-        let wanted = |group: Option<KeyGroup>| match group {
-            None => metadata,
-            Some(group) => !metadata && key_groups.contains(group),
-        };
-        for entry in directory.entries().iter().filter(|entry| wanted(entry.group)) {
-            let piece = run_bytes.slice(entry.range.start as usize..entry.range.end as usize);
-            let changeset = Changeset::decode(piece, id, run.log, entry.group, Compression::None)
-                .map_err(|source| mismatch(source.to_string()))?;
-            take_changes(changeset, run.log, entry.group, &(local.from..local.to), &mut changes);
+    let mut walk = Walk::new(Some(local.log));
+    let mut due = None;
+    for block in blocks {
+        let bytes = load_local(local, block)?;
+        let expected = block.place.as_ref().map(Expected::from);
+        let damaged = |source: BlockError| local.error(block, source.to_string());
+        let decoded = Block::decode(&bytes, expected.as_ref()).map_err(damaged)?;
+        if due != Some(block.number) {
+            // Blocks without this log are not among them: what another log left open there does not go on here.
+            walk = Walk::new(Some(local.log));
         }
+        due = Some(block.number + 1);
+        let mut take = |change: walk::Change<'_>| {
+            let key_group = (change.kind == ChangeKind::Data).then_some(change.key_group);
+            let wanted = key_group.map_or(metadata, |key_group| !metadata && key_groups.contains(key_group));
+            if wanted && (local.from..local.to).contains(&change.sequence) {
+                let value = Bytes::copy_from_slice(change.value);
+                changes.push(Change { log: change.log, number: change.sequence, key_group, value });
+            }
+        };
+        walk.block(&decoded, &mut take).map_err(damaged)?;
     }
+    changes.sort_by_key(|change| change.key_group);
     Ok(changes)
+}
+
+fn load_local(local: &LocalSource, block: &BlockRef) -> Result<Bytes, ReadError> {
+    let (None, Some(place)) = (&block.bytes, &block.place) else {
+        return Ok(block.bytes.clone().expect("a block is in memory or on the disk"));
+    };
+    let mut bytes = vec![0; block.len];
+    match local.files.0.read_at(&segment_name(place.segment), place.offset, &mut bytes) {
+        Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
+        Ok(read) => Err(local.error(block, format!("{read} of {} bytes", block.len))),
+        Err(source) => Err(local.error(block, source.to_string())),
+    }
+}
+
+impl LocalSource {
+    fn error(&self, block: &BlockRef, what: String) -> ReadError {
+        let (segment, offset) = block.place.map_or((0, 0), |place| (place.segment, place.offset));
+        ReadError::Local { directory: self.directory.clone(), segment: segment_name(segment), offset, what }
+    }
 }

@@ -40,6 +40,7 @@ impl Recovered {
         for block in &self.blocks {
             for range in &block.ranges {
                 blocks.entry(range.log).or_default().push(BlockRef {
+                    number: block.number,
                     place: block.place,
                     bytes: block.held.as_ref().map(|held| held.bytes.clone()),
                     len: block.len,

@@ -237,6 +237,9 @@ impl Spiller {
     pub fn step(&mut self, now: Instant) -> Step {
         self.take_requests();
         let mut again = self.collect(Duration::ZERO);
+        if self.sick.is_some() && self.parts.arena.available() > 0 {
+            self.pressed = false;
+        }
         self.submit_ready();
         for lane in self.parts.device.lanes_from(self.lanes.len()) {
             self.lanes.push(lane.consumer().expect("the spiller is the only consumer of its lanes"));

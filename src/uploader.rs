@@ -37,6 +37,9 @@ use crate::types::{LogId, SequenceNumber};
 /// How long to wait after a failure before uploading, or deleting, again what nobody waits for.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 
+/// An object ends when a part with this many logs might make its footer too long to be read.
+const RUNS_PER_PART_MAX: usize = 1 << 17;
+
 /// The answer to a persist request.
 pub(crate) type PersistResolver = Resolver<Result<ChangelogHandle, PersistError>>;
 
@@ -379,6 +382,11 @@ impl Uploader {
         if self.finishing.is_some() {
             return false;
         }
+        if self.object.as_ref().is_some_and(|object| !object.footer.fits(RUNS_PER_PART_MAX)) {
+            let nobody = Cut { ends: vec![None; self.pending.len()], requests: Vec::new() };
+            self.finish(nobody, None, now);
+            return true;
+        }
         match self.cut.take() {
             Some(cut) if self.has_arrived(&cut) => self.follow(cut, now),
             waiting => {
@@ -419,14 +427,10 @@ impl Uploader {
         let Some(blocks) = self.take_blocks(None) else { return false };
         match self.assemble(blocks) {
             Ok(None) => true,
-            Ok(Some(part)) => match self.put(vec![part]) {
-                Ok(()) => true,
-                Err(error) => {
-                    tracing::warn!(%error, "a part could not be sent ahead; it is tried again later");
-                    self.fail_object(now);
-                    false
-                }
-            },
+            Ok(Some(part)) => {
+                self.put(vec![part]);
+                true
+            }
             Err(error) => {
                 tracing::error!(%error, "a part could not be assembled");
                 self.retry_at = Some(now + RETRY_DELAY);
@@ -448,6 +452,8 @@ impl Uploader {
         let part = match assembled {
             Ok(part) => part,
             Err(error) => {
+                tracing::error!(%error, "a checkpoint could not be assembled");
+                self.high_water |= cut.requests.is_empty();
                 self.answer_all(cut.requests, &error);
                 self.retry_at = Some(now + RETRY_DELAY);
                 return true;
@@ -456,20 +462,14 @@ impl Uploader {
         let more = self.pending.iter().zip(&cut.ends).any(|(pending, end)| {
             end.is_some_and(|end| pending.front().is_some_and(|block| block.number < end))
         });
-        let sent = match (part, more) {
-            (part, true) => part.map_or(Ok(()), |part| self.put(vec![part])).map(|()| Some(cut)),
-            (None, false) if self.object.is_none() => {
-                self.nothing_new(cut);
-                return true;
+        match (part, more) {
+            (Some(part), true) => {
+                self.put(vec![part]);
+                self.cut = Some(cut);
             }
-            (part, false) => return self.finish(cut, part, now),
-        };
-        match sent {
-            Ok(cut) => self.cut = cut,
-            Err(error) => {
-                tracing::warn!(%error, "a checkpoint failed");
-                self.fail_object(now);
-            }
+            (None, true) => self.cut = Some(cut),
+            (None, false) if self.object.is_none() => self.nothing_new(cut),
+            (part, false) => self.finish(cut, part, now),
         }
         true
     }
@@ -634,17 +634,14 @@ impl Uploader {
         Ok(())
     }
 
-    fn put(&mut self, part: Vec<Bytes>) -> Result<(), StoreError> {
+    /// Hands a part over. How that ended is told by an event.
+    fn put(&mut self, part: Vec<Bytes>) {
         let object = self.object.as_mut().expect("a part belongs to an object");
-        if let Some(failure) = object.failure.clone() {
-            return Err(failure);
-        }
         object.parts_in_flight += 1;
         let (token, sender) = (object.token, self.parts.sender.clone());
         object.upload.put(part, move |outcome| {
             let _ = sender.send(Event::PartDone { token, outcome });
         });
-        Ok(())
     }
 
     fn part_done(&mut self, token: u64, outcome: Result<(), StoreError>) {
@@ -657,17 +654,13 @@ impl Uploader {
     }
 
     /// Sends the last part with the footer, and asks for the commit.
-    fn finish(&mut self, cut: Cut, part: Option<Bytes>, now: Instant) -> bool {
+    fn finish(&mut self, cut: Cut, part: Option<Bytes>, now: Instant) {
         let object = self.object.as_mut().expect("there is something to finish");
         let footer = Bytes::from(object.footer.encode());
         let start = object.footer.parts_len();
         let footer_range = start..start + footer.len() as u64;
         let tail = part.into_iter().chain([footer]).collect();
-        if self.put(tail).is_err() {
-            self.cut = Some(cut);
-            self.fail_object(now);
-            return true;
-        }
+        self.put(tail);
         let Some(OpenObject { name, token, upload, footer, blocks, ranges, .. }) = self.object.take() else {
             unreachable!("it was there");
         };
@@ -687,7 +680,6 @@ impl Uploader {
             ranges,
             started_at: now,
         });
-        true
     }
 
     fn completed(&mut self, token: u64, outcome: Result<u64, StoreError>, now: Instant) {
@@ -771,10 +763,7 @@ impl Uploader {
         let OpenObject { name, upload, blocks, failure, .. } = object;
         drop(upload);
         let requests = self.cut.take().map_or_else(Vec::new, |cut| cut.requests);
-        let source = failure.unwrap_or_else(|| {
-            use tidelog_upload::{Operation, StoreErrorKind};
-            StoreError::new(Operation::Put, &self.parts.bucket, &name, StoreErrorKind::Latched)
-        });
+        let Some(source) = failure else { unreachable!("an object fails by a part") };
         tracing::warn!(error = %source, "an upload failed; its changes go into the next object");
         let error = PersistError::Upload { object: name.clone(), source: Arc::new(source) };
         self.fail(name, blocks, requests, &error, now);
@@ -792,6 +781,8 @@ impl Uploader {
         self.give_back(blocks);
         self.clean(name);
         self.retry_at = Some(now + RETRY_DELAY);
+        // Nobody but the full disk waited for it: try again.
+        self.high_water |= requests.is_empty();
         self.answer_all(requests, error);
     }
 

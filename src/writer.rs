@@ -20,7 +20,7 @@ use crate::checkpoint::{Request, RequestId};
 use crate::device::{Charge, Device, LaneRef, Log, SHARED_LANE, SideValue, SpillRequest, lock};
 use crate::error::{AppendError, ControlError, PersistError, SyncError};
 use crate::handle::ChangelogHandle;
-use crate::record::{FrameKind, Header};
+use crate::record::{FrameKind, Header, VALUE_BYTES_MAX};
 use crate::types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 use crate::uploader::Event;
 
@@ -94,7 +94,7 @@ impl ChangelogWriter {
     #[inline]
     pub fn append(&mut self, key_group: KeyGroup, value: &[u8]) -> Result<SequenceNumber, AppendError> {
         self.check(key_group)?;
-        self.push(ChangeKind::Data, key_group, value, self.core.options.append_wait_max)
+        self.push(ChangeKind::Data, key_group, value, Wait::Configured)
     }
 
     /// Appends a change if there is room now.
@@ -104,7 +104,7 @@ impl ChangelogWriter {
     #[inline]
     pub fn try_append(&mut self, key_group: KeyGroup, value: &[u8]) -> Result<SequenceNumber, AppendError> {
         self.check(key_group)?;
-        self.push(ChangeKind::Data, key_group, value, Duration::ZERO)
+        self.push(ChangeKind::Data, key_group, value, Wait::Never)
     }
 
     /// Appends a change that readers must see before any data of this log, as the registration of a state. It takes a
@@ -113,7 +113,7 @@ impl ChangelogWriter {
     /// # Errors
     /// As [`append`](Self::append).
     pub fn append_metadata(&mut self, value: &[u8]) -> Result<SequenceNumber, AppendError> {
-        self.push(ChangeKind::Metadata, KeyGroup(0), value, self.core.options.append_wait_max)
+        self.push(ChangeKind::Metadata, KeyGroup(0), value, Wait::Configured)
     }
 
     /// Appends a change of `len` bytes that `fill` writes in place, into a slice of zeros.
@@ -295,13 +295,13 @@ impl ChangelogWriter {
         kind: ChangeKind,
         key_group: KeyGroup,
         value: &[u8],
-        wait_max: Duration,
+        wait: Wait,
     ) -> Result<SequenceNumber, AppendError> {
         self.check_open()?;
         let header = frame_header(kind, key_group, self.log.slot, value.len());
         match self.lane.lane.push(header, value) {
             Ok(()) => Ok(self.appended()),
-            Err(error) => self.push_slow(error, kind, key_group, value, wait_max),
+            Err(error) => self.push_slow(error, kind, key_group, value, wait),
         }
     }
 
@@ -321,11 +321,15 @@ impl ChangelogWriter {
         kind: ChangeKind,
         key_group: KeyGroup,
         value: &[u8],
-        wait_max: Duration,
+        wait: Wait,
     ) -> Result<SequenceNumber, AppendError> {
         if error == PushError::Nested {
             return Err(AppendError::Nested);
         }
+        let wait_max = match wait {
+            Wait::Configured => self.core.options.append_wait_max,
+            Wait::Never => Duration::ZERO,
+        };
         if value.len() > self.lane.lane.value_len_max() {
             return self.push_side(kind, key_group, Bytes::copy_from_slice(self.check_len(value)?), wait_max);
         }
@@ -462,13 +466,22 @@ impl Drop for ChangelogWriter {
     }
 }
 
+/// How long an append waits for room.
+#[derive(Clone, Copy)]
+enum Wait {
+    /// As the options say.
+    Configured,
+    Never,
+}
+
 #[inline]
 fn frame_header(kind: ChangeKind, key_group: KeyGroup, slot: u32, len: usize) -> u64 {
     let kind = match kind {
         ChangeKind::Data => FrameKind::Data,
         ChangeKind::Metadata => FrameKind::Metadata,
     };
-    Header::new(kind, key_group.0, slot, len).0
+    // A longer one is refused by every lane.
+    Header::new(kind, key_group.0, slot, len.min(VALUE_BYTES_MAX)).0
 }
 
 /// Lane index, four zeros, position, next sequence number.
