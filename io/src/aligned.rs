@@ -1,7 +1,7 @@
 //! The huge-page arena: one mapping, cut into equal buffers that io can hand to the kernel.
 //!
 //! Owns where the memory comes from, its alignment, and that a buffer comes back exactly once. What is in a buffer, and
-//! who may hold how many, is decided elsewhere. [`Mapping`] is also the memory of the lanes in `ring.rs`.
+//! who may hold how many, is decided elsewhere. `Mapping` is also the memory of the lanes in `ring.rs`.
 
 use std::fmt;
 use std::io;
