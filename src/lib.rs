@@ -1,5 +1,6 @@
 //! An embedded changelog: streaming state changes made durable, first on local NVMe, then as one object per checkpoint.
 #![forbid(unsafe_code)]
+#![doc = include_str!("../README.md")]
 
 // The byte formats are public for tools that look inside files and objects, for benches and for fuzzing; hidden, since
 // no promise of stability is made for them.
