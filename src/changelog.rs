@@ -29,12 +29,13 @@ use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::ledger::{Ledger, LedgerJournal};
 use crate::manifest::{ManifestRecord, ManifestState};
 use crate::options::{Options, UploadRuntime};
+use crate::queue::{Queue, Source};
 use crate::recovered::RecoveredLog;
 use crate::recovery::{Recovered, recover};
 use crate::retention::Retention;
 use crate::spill::{Spiller, SpillerParts};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
-use crate::uploader::{Event, Source, Uploader, UploaderParts};
+use crate::uploader::{Event, Uploader, UploaderParts};
 use crate::writer::ChangelogWriter;
 
 /// How many steps of a simulated machine stand for waiting.
@@ -567,12 +568,7 @@ fn build(
         });
         found.push(recovered.logs(&ledger));
         let blocks = VecDeque::from(recovered.blocks);
-        sources.push(Source {
-            files: Arc::clone(&files),
-            directory: path.clone(),
-            recovered: blocks,
-            next_number,
-        });
+        sources.push(Source { files: Arc::clone(&files), directory: path.clone(), blocks, next_number });
         fixed.push(Site { path, files, ledger, engine, readers });
         devices.push(device);
     }
@@ -602,7 +598,7 @@ fn build(
         options,
         bucket,
         driver,
-        sources,
+        queue: Queue::new(sources),
         custody,
         events,
         sender,

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use crate::device::{Device, SpillRequest};
 use crate::ledger::Ledger;
 use crate::manifest::{CompletedObject, LogRange, LogState, ManifestRecord};
+use crate::queue::BlockRange;
 use crate::retention::Retention;
-use crate::spill::BlockRange;
 use crate::types::{LogId, SequenceNumber};
 
 /// One device, as far as keeping goes.

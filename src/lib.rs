@@ -23,6 +23,7 @@ pub mod manifest;
 mod options;
 #[doc(hidden)]
 pub mod part;
+mod queue;
 mod reader;
 #[doc(hidden)]
 pub mod record;

@@ -176,8 +176,11 @@ enum Fetch {
 struct UnderWay {
     fetch: Fetch,
     /// `None` for local blocks, which are read when it is their turn.
-    bytes: Option<Pending<Result<Bytes, StoreError>>>,
+    bytes: Option<Download>,
 }
+
+/// Bytes on their way from a bucket.
+type Download = Pending<Result<Bytes, StoreError>>;
 
 /// Drivers by the URL of their bucket.
 #[derive(Debug, Default)]
@@ -197,11 +200,7 @@ impl Buckets {
         Ok(driver)
     }
 
-    fn get(
-        &mut self,
-        extent: &Extent,
-        range: Range<u64>,
-    ) -> Result<Pending<Result<Bytes, StoreError>>, ReadError> {
+    fn get(&mut self, extent: &Extent, range: Range<u64>) -> Result<Download, ReadError> {
         let driver = self.driver(&extent.bucket)?;
         self.stats.requests += 1;
         self.stats.bytes += range.end - range.start;
@@ -337,7 +336,7 @@ impl ChangelogReader {
     /// Reads the directories of all runs, and plans what to fetch: metadata first.
     async fn read_directories(&mut self) -> Result<(), ReadError> {
         let mut data = VecDeque::new();
-        let mut waiting: VecDeque<(usize, PartRun, Pending<Result<Bytes, StoreError>>)> = VecDeque::new();
+        let mut waiting: VecDeque<(usize, PartRun, Download)> = VecDeque::new();
         for index in 0..self.sources.len() {
             let groups = match &self.sources[index] {
                 Source::Object(_) => Vec::new(),
@@ -401,7 +400,7 @@ impl ChangelogReader {
         Ok(())
     }
 
-    fn start(&mut self, fetch: &Fetch) -> Result<Option<Pending<Result<Bytes, StoreError>>>, ReadError> {
+    fn start(&mut self, fetch: &Fetch) -> Result<Option<Download>, ReadError> {
         let Fetch::Object { source, run, entries } = fetch else { return Ok(None) };
         let Source::Object(source) = &self.sources[*source] else { unreachable!("it is an object") };
         let range = byte_range(entries);
@@ -460,7 +459,7 @@ impl Iterator for ChangelogReader {
     }
 }
 
-async fn settled(pending: Pending<Result<Bytes, StoreError>>) -> Result<Bytes, ReadError> {
+async fn settled(pending: Download) -> Result<Bytes, ReadError> {
     match pending.await {
         Ok(outcome) => Ok(outcome?),
         Err(_) => Err(ReadError::Closed),

@@ -19,8 +19,8 @@ use tidelog_io::segment::{BlockPlace, segment_name};
 use crate::block::{self, BLOCK_ALIGN_BYTES, Block, BlockBuilder, BlockError, Expected};
 use crate::error::OpenError;
 use crate::manifest::ManifestState;
+use crate::queue::{BlockRange, Held, LocalBlock};
 use crate::record::{FrameKind, Header};
-use crate::spill::{BlockRange, Held, LocalBlock};
 use crate::types::{LogId, SequenceNumber};
 
 /// How much is read at once, in bytes.

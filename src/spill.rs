@@ -27,11 +27,12 @@ use tidelog_io::segment::{BlockPlace, DurableBlock, Health, RefusedReason, Segme
 use tidelog_upload::Resolver;
 
 use crate::block::{self, BlockBuilder, TABLE_ENTRY_BYTES};
-use crate::device::{Budget, Charge, Device, Log, SideValue, SpillRequest};
+use crate::device::{Budget, Device, Log, SideValue, SpillRequest};
 use crate::error::SyncError;
 use crate::ledger::Ledger;
+use crate::queue::{BlockRange, Held, LocalBlock};
 use crate::record::{FRAGMENT_LEAD_BYTES, FRAME_HEADER_BYTES, FrameKind, Header, fragment_lead, frame_len};
-use crate::types::{ChangeKind, LogId, SequenceNumber};
+use crate::types::{ChangeKind, SequenceNumber};
 use crate::uploader::Event;
 use crate::writer::MARKER_BYTES;
 
@@ -42,43 +43,6 @@ const WORTH_WAKING_BYTES: u64 = 64 << 10;
 const LONG_FRACTION: usize = 8;
 /// A fragment of a large value is not started for less room than this.
 const FRAGMENT_BYTES_MIN: usize = 64;
-
-/// The changes of one log in one block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockRange {
-    pub log: LogId,
-    pub first: SequenceNumber,
-    pub end: SequenceNumber,
-}
-
-/// A block on its way to the uploader.
-#[derive(Debug)]
-pub(crate) struct LocalBlock {
-    pub device: usize,
-    pub number: u64,
-    /// Where it can be read back from; `None` if it is in memory alone.
-    pub place: Option<BlockPlace>,
-    pub len: usize,
-    /// Its bytes, if the memory budget allowed to keep them.
-    pub held: Option<Held>,
-    /// Its last change goes on in the next block.
-    pub continues: bool,
-    pub ranges: Vec<BlockRange>,
-}
-
-/// A block's bytes in memory, and what they are charged to.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub bytes: Bytes,
-    _charge: Option<Charge>,
-}
-
-impl Held {
-    /// Bytes that no budget counts.
-    pub fn uncharged(bytes: Bytes) -> Held {
-        Held { bytes, _charge: None }
-    }
-}
 
 /// What the caller of a step should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,7 +278,7 @@ impl Spiller {
             }
             metrics::counter!("tidelog_spill_bytes_total").increment(len as u64);
             let charge = self.parts.upload_budget.charge(self.parts.arena.block_bytes());
-            let held = charge.map(|charge| Held { bytes: buffer.into_bytes(len), _charge: Some(charge) });
+            let held = charge.map(|charge| Held::charged(buffer.into_bytes(len), charge));
             self.send(number, Some(place), len, held, info);
         }
         let watermark = self.parts.segments.watermark();

@@ -10,19 +10,15 @@
 //! 3. A request is answered with a handle only after the objects that it names are proven and recorded durably.
 //! 4. A failed object gives its blocks back; those who asked for it get an error, nobody else notices.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::path::PathBuf;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use tidelog_io::disk::Files;
-use tidelog_io::segment::segment_name;
 use tidelog_upload::{Driver, ObjectUpload, Resolver, StoreError};
 
 use crate::assemble::Assembler;
-use crate::block::{Block, Expected};
 use crate::checkpoint::{Checkpoints, Cut, Decision, Request, RequestId};
 use crate::custody::Custody;
 use crate::error::PersistError;
@@ -31,7 +27,7 @@ use crate::handle::ChangelogHandle;
 use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
 use crate::options::Options;
 use crate::part::PartId;
-use crate::spill::LocalBlock;
+use crate::queue::{LocalBlock, Queue};
 use crate::types::{LogId, SequenceNumber};
 
 /// How long to wait after a failure before uploading, or deleting, again what nobody waits for.
@@ -122,23 +118,13 @@ pub(crate) enum Event {
     Exit,
 }
 
-/// What a device gives the uploader.
-pub(crate) struct Source {
-    pub files: Arc<dyn Files>,
-    pub directory: PathBuf,
-    /// Blocks found at recovery that may still be needed, in order.
-    pub recovered: VecDeque<LocalBlock>,
-    /// The number of the next block.
-    pub next_number: u64,
-}
-
 /// What an uploader needs.
 pub(crate) struct UploaderParts {
     pub options: Arc<Options>,
     /// The bucket's URL, as it stands in handles.
     pub bucket: String,
     pub driver: Arc<Driver>,
-    pub sources: Vec<Source>,
+    pub queue: Queue,
     pub custody: Custody,
     pub events: Receiver<Event>,
     pub sender: Sender<Event>,
@@ -149,11 +135,6 @@ pub(crate) struct UploaderParts {
 /// The uploader of one changelog.
 pub(crate) struct Uploader {
     parts: UploaderParts,
-    /// By device: blocks that no object holds yet, in order.
-    pending: Vec<VecDeque<LocalBlock>>,
-    pending_bytes: usize,
-    /// By device: the number after the last block that came.
-    received: Vec<u64>,
     checkpoints: Checkpoints,
     resolvers: HashMap<RequestId, PersistResolver>,
     writers_open: usize,
@@ -196,14 +177,9 @@ struct Finishing {
 }
 
 impl Uploader {
-    pub fn new(mut parts: UploaderParts) -> Uploader {
-        let pending: Vec<VecDeque<LocalBlock>> =
-            parts.sources.iter_mut().map(|source| std::mem::take(&mut source.recovered)).collect();
+    pub fn new(parts: UploaderParts) -> Uploader {
         Uploader {
-            pending_bytes: pending.iter().flatten().map(|block| block.len).sum(),
-            pending,
-            received: parts.sources.iter().map(|source| source.next_number).collect(),
-            checkpoints: Checkpoints::new(parts.options.batch_delay, parts.sources.len()),
+            checkpoints: Checkpoints::new(parts.options.batch_delay, parts.queue.devices()),
             resolvers: HashMap::new(),
             writers_open: 0,
             cut: None,
@@ -289,14 +265,11 @@ impl Uploader {
     fn take(&mut self, event: Event, now: Instant) {
         match event {
             Event::Block(block) => {
-                debug_assert_eq!(block.number, self.received[block.device]);
-                self.received[block.device] = block.number + 1;
                 if let Some(place) = &block.place {
                     let retention = &mut self.parts.custody.holdings[block.device].retention;
                     retention.block(place.segment, place.epoch, block.number);
                 }
-                self.pending_bytes += block.len;
-                self.pending[block.device].push_back(block);
+                self.parts.queue.push(block);
             }
             Event::Persist { id, request, resolver } => {
                 self.parts.custody.asked(request.log, request.to);
@@ -304,7 +277,7 @@ impl Uploader {
                 self.checkpoints.ask(id, request);
             }
             Event::Marked { request, device, end } => {
-                debug_assert!(device < self.pending.len());
+                debug_assert!(device < self.parts.queue.devices());
                 self.checkpoints.mark(request, end);
             }
             Event::HighWater => {
@@ -375,7 +348,10 @@ impl Uploader {
                 Decision::Cut(cut) => self.cut = Some(cut),
             }
             if self.cut.is_none() && self.high_water && self.finishing.is_none() && self.retry_at.is_none() {
-                self.cut = self.cut_of_everything();
+                let ends = self.parts.queue.whole_ends();
+                if self.object.is_some() || ends.iter().any(Option::is_some) {
+                    self.cut = Some(Cut { ends, requests: Vec::new() });
+                }
                 self.high_water = false;
             }
         }
@@ -383,31 +359,17 @@ impl Uploader {
             return false;
         }
         if self.object.as_ref().is_some_and(|object| !object.footer.fits(RUNS_PER_PART_MAX)) {
-            let nobody = Cut { ends: vec![None; self.pending.len()], requests: Vec::new() };
+            let nobody = Cut { ends: vec![None; self.parts.queue.devices()], requests: Vec::new() };
             self.finish(nobody, None, now);
             return true;
         }
         match self.cut.take() {
-            Some(cut) if self.has_arrived(&cut) => self.follow(cut, now),
+            Some(cut) if self.parts.queue.has_come(&cut.ends) => self.follow(cut, now),
             waiting => {
                 self.cut = waiting;
                 self.put_early(now)
             }
         }
-    }
-
-    /// All that came, as if somebody had asked for it; `None` if nothing did.
-    fn cut_of_everything(&self) -> Option<Cut> {
-        let whole_end = |pending: &VecDeque<LocalBlock>| {
-            pending.iter().rev().find(|block| !block.continues).map(|block| block.number + 1)
-        };
-        let ends: Vec<Option<u64>> = self.pending.iter().map(whole_end).collect();
-        let any = self.object.is_some() || ends.iter().any(Option::is_some);
-        any.then_some(Cut { ends, requests: Vec::new() })
-    }
-
-    fn has_arrived(&self, cut: &Cut) -> bool {
-        cut.ends.iter().zip(&self.received).all(|(end, received)| end.is_none_or(|end| end <= *received))
     }
 
     fn parts_in_flight(&self) -> usize {
@@ -418,13 +380,14 @@ impl Uploader {
     fn put_early(&mut self, now: Instant) -> bool {
         if !self.parts.options.preemptive_upload
             || self.retry_at.is_some()
-            || self.pending_bytes < self.parts.options.part_bytes
+            || self.parts.queue.bytes() < self.parts.options.part_bytes
             || self.parts_in_flight() >= self.parts.options.parts_in_flight()
         {
             return false;
         }
         self.settle_front();
-        let Some(blocks) = self.take_blocks(None) else { return false };
+        let part_bytes = self.parts.options.part_bytes;
+        let Some(blocks) = self.parts.queue.take(part_bytes, None) else { return false };
         match self.assemble(blocks) {
             Ok(None) => true,
             Ok(Some(part)) => {
@@ -445,7 +408,7 @@ impl Uploader {
             self.cut = Some(cut);
             return false;
         }
-        let assembled = match self.take_blocks(Some(&cut.ends)) {
+        let assembled = match self.parts.queue.take(self.parts.options.part_bytes, Some(&cut.ends)) {
             Some(blocks) => self.assemble(blocks),
             None => Ok(None),
         };
@@ -459,9 +422,7 @@ impl Uploader {
                 return true;
             }
         };
-        let more = self.pending.iter().zip(&cut.ends).any(|(pending, end)| {
-            end.is_some_and(|end| pending.front().is_some_and(|block| block.number < end))
-        });
+        let more = self.parts.queue.holds_below(&cut.ends);
         match (part, more) {
             (Some(part), true) => {
                 self.put(vec![part]);
@@ -474,46 +435,6 @@ impl Uploader {
         true
     }
 
-    /// Takes a part's worth of blocks off the front, below `ends` where given, without splitting a change. `None` if there
-    /// are none.
-    fn take_blocks(&mut self, ends: Option<&[Option<u64>]>) -> Option<Vec<LocalBlock>> {
-        let mut taken = Vec::new();
-        let mut bytes = 0;
-        for (device, pending) in self.pending.iter().enumerate() {
-            let end = ends.map_or(Some(u64::MAX), |ends| ends[device]).unwrap_or(0);
-            let mut whole = 0;
-            let mut count = 0;
-            let mut device_bytes = 0;
-            let mut whole_bytes = 0;
-            for block in pending.iter().take_while(|block| block.number < end) {
-                if bytes + whole_bytes >= self.parts.options.part_bytes {
-                    break;
-                }
-                count += 1;
-                device_bytes += block.len;
-                if !block.continues {
-                    (whole, whole_bytes) = (count, device_bytes);
-                }
-            }
-            bytes += whole_bytes;
-            taken.push(whole);
-        }
-        if bytes == 0 {
-            return None;
-        }
-        self.pending_bytes -= bytes;
-        let fronts = self.pending.iter_mut().zip(taken);
-        Some(fronts.flat_map(|(pending, count)| pending.drain(..count).collect::<Vec<_>>()).collect())
-    }
-
-    /// Puts blocks back to where they came from.
-    fn give_back(&mut self, blocks: Vec<LocalBlock>) {
-        for block in blocks.into_iter().rev() {
-            self.pending_bytes += block.len;
-            self.pending[block.device].push_front(block);
-        }
-    }
-
     /// Sorts blocks into the next part of the open object, opening one if there is none. `None` if nothing in them is
     /// needed. Blocks that cannot be read or make no sense are given back.
     fn assemble(&mut self, mut blocks: Vec<LocalBlock>) -> Result<Option<Bytes>, PersistError> {
@@ -523,8 +444,9 @@ impl Uploader {
         };
         let index = self.object.as_ref().map_or(0, |object| object.footer.parts().len() as u32);
         let compression = self.parts.options.compression;
-        let part = self.load(&blocks).and_then(|loaded| {
-            let decoded = decode(&blocks, &loaded, &self.parts.sources)?;
+        let queue = &self.parts.queue;
+        let part = queue.load(&blocks).and_then(|loaded| {
+            let decoded = queue.decode(&blocks, &loaded)?;
             let device_of = |log: LogId| {
                 let holds = |block: &&LocalBlock| block.ranges.iter().any(|range| range.log == log);
                 blocks.iter().find(holds).map_or(0, |block| block.device)
@@ -546,7 +468,7 @@ impl Uploader {
         let (part, ranges) = match part {
             Ok(part) => part,
             Err(error) => {
-                self.give_back(blocks);
+                self.parts.queue.give_back(blocks);
                 return Err(error);
             }
         };
@@ -559,7 +481,7 @@ impl Uploader {
         if self.object.is_none()
             && let Err(error) = self.open_object(token)
         {
-            self.give_back(blocks);
+            self.parts.queue.give_back(blocks);
             return Err(error);
         }
         let object = self.object.as_mut().expect("just opened");
@@ -582,34 +504,6 @@ impl Uploader {
         }
         object.footer.push(compression, part.runs);
         Ok(Some(Bytes::from(part.bytes)))
-    }
-
-    /// The bytes of blocks, from memory or from the disk.
-    fn load(&self, blocks: &[LocalBlock]) -> Result<Vec<Bytes>, PersistError> {
-        let load = |block: &LocalBlock| match (&block.held, &block.place) {
-            (Some(held), _) => Ok(held.bytes.clone()),
-            (None, Some(place)) => {
-                let mut bytes = vec![0; block.len];
-                let source = &self.parts.sources[block.device];
-                let name = segment_name(place.segment);
-                let what = |reason: String| {
-                    let directory = source.directory.display();
-                    format!(
-                        "block {} at byte {} of {name} in {directory}: {reason}",
-                        block.number, place.offset
-                    )
-                };
-                match source.files.read_at(&name, place.offset, &mut bytes) {
-                    Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
-                    Ok(read) => {
-                        Err(PersistError::ReadBack { what: what(format!("{read} of {} bytes", block.len)) })
-                    }
-                    Err(error) => Err(PersistError::ReadBack { what: what(error.to_string()) }),
-                }
-            }
-            (None, None) => unreachable!("a block is in memory or on the disk"),
-        };
-        blocks.iter().map(load).collect()
     }
 
     fn open_object(&mut self, token: u64) -> Result<(), PersistError> {
@@ -702,12 +596,12 @@ impl Uploader {
     fn commit(&mut self, finishing: Finishing, now: Instant) {
         let Finishing { cut, name, token, footer, object_bytes, footer_range, blocks, ranges, started_at } =
             finishing;
-        let mut ends: Vec<Option<u64>> = vec![None; self.pending.len()];
+        let mut ends: Vec<Option<u64>> = vec![None; self.parts.queue.devices()];
         for block in &blocks {
             let end = &mut ends[block.device];
             *end = (*end).max(Some(block.number + 1));
         }
-        for device in 0..self.pending.len() {
+        for (device, end) in ends.iter().enumerate() {
             let own: Vec<LogRange> = ranges
                 .values()
                 .filter(|(at, _)| *at == device)
@@ -720,7 +614,7 @@ impl Uploader {
                 token,
                 object_bytes,
                 footer: footer_range.clone(),
-                blocks_end: ends[device].unwrap_or(self.parts.custody.holdings[device].retention.settled()),
+                blocks_end: end.unwrap_or(self.parts.custody.holdings[device].retention.settled()),
                 ranges: Vec::new(),
             };
             if let Err(source) = self.parts.custody.complete(device, &object, &own) {
@@ -778,7 +672,7 @@ impl Uploader {
         now: Instant,
     ) {
         metrics::counter!("tidelog_objects_failed_total").increment(1);
-        self.give_back(blocks);
+        self.parts.queue.give_back(blocks);
         self.clean(name);
         self.retry_at = Some(now + RETRY_DELAY);
         // Nobody but the full disk waited for it: try again.
@@ -796,7 +690,7 @@ impl Uploader {
     }
 
     fn abandon(&mut self, object: String) {
-        for device in 0..self.pending.len() {
+        for device in 0..self.parts.queue.devices() {
             let open = self.parts.custody.holdings[device]
                 .ledger
                 .read(|state| state.uploads().contains_key(&object));
@@ -864,39 +758,12 @@ impl Uploader {
         if self.object.is_some() || self.finishing.is_some() {
             return;
         }
-        for device in 0..self.pending.len() {
-            let mut settled = None;
-            while let Some(block) = self.pending[device].front() {
-                if block.ranges.iter().any(|range| self.parts.custody.needs(device, range)) {
-                    break;
-                }
-                settled = Some(block.number + 1);
-                self.pending_bytes -= block.len;
-                self.pending[device].pop_front();
-            }
+        for device in 0..self.parts.queue.devices() {
+            let custody = &self.parts.custody;
+            let settled = self.parts.queue.drop_front(device, |range| custody.needs(device, range));
             if let Some(number) = settled {
                 self.parts.custody.settle(device, number);
             }
         }
     }
-}
-
-/// Verifies blocks, each against the place it should come from.
-fn decode<'a>(
-    blocks: &[LocalBlock],
-    loaded: &'a [Bytes],
-    sources: &[Source],
-) -> Result<Vec<Block<'a>>, PersistError> {
-    let decode = |(block, bytes): (&LocalBlock, &'a Bytes)| {
-        let expected = block.place.as_ref().map(Expected::from);
-        Block::decode(bytes, expected.as_ref()).map_err(|error| {
-            let directory = sources[block.device].directory.display();
-            let place = block.place.map_or_else(
-                || "memory".to_owned(),
-                |place| format!("{} in {directory} at byte {}", segment_name(place.segment), place.offset),
-            );
-            PersistError::ReadBack { what: format!("block {} from {place}: {error}", block.number) }
-        })
-    };
-    blocks.iter().zip(loaded).map(decode).collect()
 }

@@ -155,7 +155,6 @@ impl ChangelogWriter {
 
     /// Resolves when an append of `len` bytes from the polling thread would find room. Another writer may take the room in
     /// between: `try_append` tells.
-    #[must_use]
     pub fn room(&self, len: usize) -> Room<'_> {
         Room { writer: self, len }
     }

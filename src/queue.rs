@@ -1,0 +1,225 @@
+//! Blocks that no object holds yet, in the order of their numbers, device by device.
+//!
+//! Owns the queue between spillers and uploader, and how a block's bytes are had: from memory, or read back and verified.
+//! Which blocks go into which object is decided by the uploader.
+//!
+//! Invariants:
+//! 1. The blocks of a device stand in the order of their numbers, without gaps.
+//! 2. Blocks are taken from the front, and never so that a change is split.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tidelog_io::disk::Files;
+use tidelog_io::segment::{BlockPlace, segment_name};
+
+use crate::block::{Block, Expected};
+use crate::device::Charge;
+use crate::error::PersistError;
+use crate::types::{LogId, SequenceNumber};
+
+/// The changes of one log in one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockRange {
+    pub log: LogId,
+    pub first: SequenceNumber,
+    pub end: SequenceNumber,
+}
+
+/// A block on its way to the uploader.
+#[derive(Debug)]
+pub(crate) struct LocalBlock {
+    pub device: usize,
+    pub number: u64,
+    /// Where it can be read back from; `None` if it is in memory alone.
+    pub place: Option<BlockPlace>,
+    pub len: usize,
+    /// Its bytes, if the memory budget allowed to keep them.
+    pub held: Option<Held>,
+    /// Its last change goes on in the next block.
+    pub continues: bool,
+    pub ranges: Vec<BlockRange>,
+}
+
+/// A block's bytes in memory, and what they are charged to.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub bytes: Bytes,
+    _charge: Option<Charge>,
+}
+
+impl Held {
+    /// Bytes that are charged to a budget.
+    pub fn charged(bytes: Bytes, charge: Charge) -> Held {
+        Held { bytes, _charge: Some(charge) }
+    }
+
+    /// Bytes that no budget counts.
+    pub fn uncharged(bytes: Bytes) -> Held {
+        Held { bytes, _charge: None }
+    }
+}
+
+/// What the queue knows of one device.
+pub(crate) struct Source {
+    pub files: Arc<dyn Files>,
+    pub directory: PathBuf,
+    /// At first those found at recovery.
+    pub blocks: VecDeque<LocalBlock>,
+    /// The number of the next block.
+    pub next_number: u64,
+}
+
+/// Blocks on their way into objects.
+pub(crate) struct Queue {
+    devices: Vec<Source>,
+    bytes: usize,
+}
+
+impl Queue {
+    pub fn new(devices: Vec<Source>) -> Queue {
+        let bytes = devices.iter().flat_map(|source| &source.blocks).map(|block| block.len).sum();
+        Queue { devices, bytes }
+    }
+
+    /// The bytes of all blocks in the queue.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// A block came.
+    pub fn push(&mut self, block: LocalBlock) {
+        let source = &mut self.devices[block.device];
+        debug_assert_eq!(block.number, source.next_number);
+        source.next_number = block.number + 1;
+        self.bytes += block.len;
+        source.blocks.push_back(block);
+    }
+
+    /// Whether all blocks below `ends` have come.
+    pub fn has_come(&self, ends: &[Option<u64>]) -> bool {
+        ends.iter().zip(&self.devices).all(|(end, source)| end.is_none_or(|end| end <= source.next_number))
+    }
+
+    /// Whether a block below `ends` is in the queue.
+    pub fn holds_below(&self, ends: &[Option<u64>]) -> bool {
+        ends.iter().zip(&self.devices).any(|(end, source)| {
+            end.is_some_and(|end| source.blocks.front().is_some_and(|block| block.number < end))
+        })
+    }
+
+    /// For each device, the end of the blocks that can be taken without splitting a change; `None` if there are none.
+    pub fn whole_ends(&self) -> Vec<Option<u64>> {
+        let whole_end = |source: &Source| {
+            source.blocks.iter().rev().find(|block| !block.continues).map(|block| block.number + 1)
+        };
+        self.devices.iter().map(whole_end).collect()
+    }
+
+    /// Drops blocks off the front of a device while nothing in them is needed; gives the number after the last one.
+    pub fn drop_front(&mut self, device: usize, needed: impl Fn(&BlockRange) -> bool) -> Option<u64> {
+        let blocks = &mut self.devices[device].blocks;
+        let mut dropped = None;
+        while let Some(block) = blocks.pop_front_if(|block| !block.ranges.iter().any(&needed)) {
+            self.bytes -= block.len;
+            dropped = Some(block.number + 1);
+        }
+        dropped
+    }
+
+    /// Takes a part's worth of blocks off the front, below `ends` where given, without splitting a change. `None` if there
+    /// are none.
+    pub fn take(&mut self, part_bytes: usize, ends: Option<&[Option<u64>]>) -> Option<Vec<LocalBlock>> {
+        let mut taken = Vec::new();
+        let mut bytes = 0;
+        for (device, source) in self.devices.iter().enumerate() {
+            let end = ends.map_or(Some(u64::MAX), |ends| ends[device]).unwrap_or(0);
+            let mut whole = 0;
+            let mut count = 0;
+            let mut device_bytes = 0;
+            let mut whole_bytes = 0;
+            for block in source.blocks.iter().take_while(|block| block.number < end) {
+                if bytes + whole_bytes >= part_bytes {
+                    break;
+                }
+                count += 1;
+                device_bytes += block.len;
+                if !block.continues {
+                    (whole, whole_bytes) = (count, device_bytes);
+                }
+            }
+            bytes += whole_bytes;
+            taken.push(whole);
+        }
+        if bytes == 0 {
+            return None;
+        }
+        self.bytes -= bytes;
+        let fronts = self.devices.iter_mut().zip(taken);
+        Some(fronts.flat_map(|(source, count)| source.blocks.drain(..count).collect::<Vec<_>>()).collect())
+    }
+
+    /// Puts blocks back to where they came from.
+    pub fn give_back(&mut self, blocks: Vec<LocalBlock>) {
+        for block in blocks.into_iter().rev() {
+            self.bytes += block.len;
+            self.devices[block.device].blocks.push_front(block);
+        }
+    }
+
+    /// The bytes of blocks, from memory or from the disk.
+    pub fn load(&self, blocks: &[LocalBlock]) -> Result<Vec<Bytes>, PersistError> {
+        let load = |block: &LocalBlock| match (&block.held, &block.place) {
+            (Some(held), _) => Ok(held.bytes.clone()),
+            (None, Some(place)) => {
+                let mut bytes = vec![0; block.len];
+                let source = &self.devices[block.device];
+                let name = segment_name(place.segment);
+                let what = |reason: String| {
+                    let directory = source.directory.display();
+                    format!(
+                        "block {} at byte {} of {name} in {directory}: {reason}",
+                        block.number, place.offset
+                    )
+                };
+                match source.files.read_at(&name, place.offset, &mut bytes) {
+                    Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
+                    Ok(read) => {
+                        Err(PersistError::ReadBack { what: what(format!("{read} of {} bytes", block.len)) })
+                    }
+                    Err(error) => Err(PersistError::ReadBack { what: what(error.to_string()) }),
+                }
+            }
+            (None, None) => unreachable!("a block is in memory or on the disk"),
+        };
+        blocks.iter().map(load).collect()
+    }
+
+    /// Verifies blocks, each against the place it should come from.
+    pub fn decode<'a>(
+        &self,
+        blocks: &[LocalBlock],
+        loaded: &'a [Bytes],
+    ) -> Result<Vec<Block<'a>>, PersistError> {
+        let decode = |(block, bytes): (&LocalBlock, &'a Bytes)| {
+            let expected = block.place.as_ref().map(Expected::from);
+            Block::decode(bytes, expected.as_ref()).map_err(|error| {
+                let directory = self.devices[block.device].directory.display();
+                let place = block.place.map_or_else(
+                    || "memory".to_owned(),
+                    |place| {
+                        format!("{} in {directory} at byte {}", segment_name(place.segment), place.offset)
+                    },
+                );
+                PersistError::ReadBack { what: format!("block {} from {place}: {error}", block.number) }
+            })
+        };
+        blocks.iter().zip(loaded).map(decode).collect()
+    }
+}
