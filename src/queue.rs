@@ -126,9 +126,13 @@ impl Queue {
     pub fn drop_front(&mut self, device: usize, needed: impl Fn(&BlockRange) -> bool) -> Option<u64> {
         let blocks = &mut self.devices[device].blocks;
         let mut dropped = None;
-        while let Some(block) = blocks.pop_front_if(|block| !block.ranges.iter().any(&needed)) {
-            self.bytes -= block.len;
+        while let Some(block) = blocks.front() {
+            if block.ranges.iter().any(&needed) {
+                break;
+            }
             dropped = Some(block.number + 1);
+            self.bytes -= block.len;
+            blocks.pop_front();
         }
         dropped
     }
