@@ -566,7 +566,7 @@ fn build(
             retention,
             readers: Arc::clone(&readers),
         });
-        found.push(recovered.logs(&ledger));
+        found.push(ledger.read(|state| recovered.logs(state)));
         let blocks = VecDeque::from(recovered.blocks);
         sources.push(Source { files: Arc::clone(&files), directory: path.clone(), blocks, next_number });
         fixed.push(Site { path, files, ledger, engine, readers });

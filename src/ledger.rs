@@ -20,7 +20,7 @@ use crate::device::lock;
 use crate::error::PersistError;
 use crate::handle::{ChangelogHandle, Extent};
 use crate::manifest::{ManifestRecord, ManifestState};
-use crate::types::KeyGroupRange;
+use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 
 /// A manifest that has grown to this many bytes beyond its last rewriting is rewritten when it has also doubled.
 const GROWTH_BYTES: u64 = 1 << 20;
@@ -62,30 +62,7 @@ impl Ledger {
     /// The handle for a request, from what is known of completed objects.
     pub fn handle(&self, request: &Request) -> Result<ChangelogHandle, PersistError> {
         let Request { log, from, to, .. } = *request;
-        self.read(|state| {
-            let known = state.logs().get(&log);
-            let start = known.map_or(to, |log| log.truncated);
-            let (name, key_groups): (&str, KeyGroupRange) =
-                known.map_or(("", KeyGroupRange::ALL), |log| (&log.name, log.key_groups));
-            let overlapping = known
-                .map_or(&[][..], |log| &log.extents)
-                .iter()
-                .filter(|extent| extent.first < to && extent.end > from);
-            let extents = overlapping.map(|extent| {
-                let object = &state.objects()[&extent.object];
-                Extent {
-                    bucket: object.bucket.clone(),
-                    object: object.object.clone(),
-                    object_bytes: object.object_bytes,
-                    footer: object.footer.clone(),
-                    token: object.token,
-                    first: extent.first.max(from),
-                    end: extent.end.min(to),
-                }
-            });
-            ChangelogHandle::new(log, name, key_groups, from, to, extents.collect())
-                .map_err(|_| PersistError::OutOfRange { log, from, start, end: to })
-        })
+        self.read(|state| handle_in(state, log, from, to))
     }
 
     /// Adds records and makes them durable, all or none as far as readers of the file can tell.
@@ -142,6 +119,37 @@ impl Ledger {
     pub fn detach(&self) {
         lock(&self.inner).detached = true;
     }
+}
+
+/// The handle for the changes `[from, to)` of `log`, from what `state` knows of completed objects.
+pub(crate) fn handle_in(
+    state: &ManifestState,
+    log: LogId,
+    from: SequenceNumber,
+    to: SequenceNumber,
+) -> Result<ChangelogHandle, PersistError> {
+    let known = state.logs().get(&log);
+    let start = known.map_or(to, |log| log.truncated);
+    let (name, key_groups): (&str, KeyGroupRange) =
+        known.map_or(("", KeyGroupRange::ALL), |log| (&log.name, log.key_groups));
+    let overlapping = known
+        .map_or(&[][..], |log| &log.extents)
+        .iter()
+        .filter(|extent| extent.first < to && extent.end > from);
+    let extents = overlapping.map(|extent| {
+        let object = &state.objects()[&extent.object];
+        Extent {
+            bucket: object.bucket.clone(),
+            object: object.object.clone(),
+            object_bytes: object.object_bytes,
+            footer: object.footer.clone(),
+            token: object.token,
+            first: extent.first.max(from),
+            end: extent.end.min(to),
+        }
+    });
+    ChangelogHandle::new(log, name, key_groups, from, to, extents.collect())
+        .map_err(|_| PersistError::OutOfRange { log, from, start, end: to })
 }
 
 impl Inner {

@@ -18,6 +18,7 @@ mod fields;
 pub mod footer;
 mod handle;
 mod ledger;
+mod local;
 #[doc(hidden)]
 pub mod manifest;
 mod options;
@@ -46,6 +47,7 @@ pub use error::{
     AppendError, CloseError, ControlError, CreateError, OpenError, PersistError, ReadError, SyncError,
 };
 pub use handle::{ChangelogHandle, Extent, HandleError};
+pub use local::{LocalLog, LocalLogs};
 pub use options::{Compression, Durability, EngineChoice, OptionError, Options, UploadRuntime};
 pub use reader::{Change, ChangelogReader, ReadStats};
 pub use recovered::RecoveredLog;

@@ -232,24 +232,31 @@ impl ChangelogReader {
         if let Some(driver) = driver {
             buckets.drivers.insert(driver.store().url().to_owned(), Arc::clone(driver));
         }
-        let mut sources = Vec::new();
-        for handle in handles.iter().filter(|handle| handle.key_groups().intersection(key_groups).is_some()) {
-            for extent in handle.extents() {
-                buckets.driver(&extent.bucket)?;
-                let (log, extent) = (handle.log(), extent.clone());
-                sources.push(Source::Object(ObjectSource { log, extent, runs: Vec::new() }));
-            }
-        }
-        Ok(ChangelogReader {
+        let mut reader = ChangelogReader {
             key_groups,
             buckets,
-            sources,
+            sources: Vec::new(),
             fetches: VecDeque::new(),
             under_way: VecDeque::new(),
             prepared: false,
             batch: Vec::new().into_iter(),
             failed: false,
-        })
+        };
+        reader.add_handles(handles)?;
+        Ok(reader)
+    }
+
+    /// Adds handles, read after what is there already.
+    pub(crate) fn add_handles(&mut self, handles: &[ChangelogHandle]) -> Result<(), ReadError> {
+        let key_groups = self.key_groups;
+        for handle in handles.iter().filter(|handle| handle.key_groups().intersection(key_groups).is_some()) {
+            for extent in handle.extents() {
+                self.buckets.driver(&extent.bucket)?;
+                let (log, extent) = (handle.log(), extent.clone());
+                self.sources.push(Source::Object(ObjectSource { log, extent, runs: Vec::new() }));
+            }
+        }
+        Ok(())
     }
 
     /// Adds local blocks, read after what is there already.

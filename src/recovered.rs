@@ -2,14 +2,19 @@
 //! the disk, so it is never continued.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use tidelog_io::disk::Files;
+use tidelog_upload::Driver;
 
 use crate::changelog::Core;
 use crate::checkpoint::{Request, RequestId};
 use crate::error::{PersistError, ReadError};
 use crate::handle::ChangelogHandle;
-use crate::ledger::Ledger;
+use crate::ledger::handle_in;
+use crate::manifest::ManifestState;
 use crate::reader::{BlockRef, ChangelogReader, LocalFiles, LocalSource, Pin};
 use crate::recovery::Recovered;
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
@@ -26,6 +31,8 @@ pub(crate) struct FoundLog {
     pub start: SequenceNumber,
     /// The first change in local blocks.
     pub local_start: SequenceNumber,
+    /// The end of the changes in local blocks.
+    pub local_end: SequenceNumber,
     pub end: SequenceNumber,
     pub confirmed: SequenceNumber,
     pub blocks: Vec<BlockRef>,
@@ -35,7 +42,7 @@ pub(crate) struct FoundLog {
 
 impl Recovered {
     /// All logs that the manifest knows, with what is left of them.
-    pub fn logs(&self, ledger: &Ledger) -> Vec<FoundLog> {
+    pub fn logs(&self, state: &ManifestState) -> Vec<FoundLog> {
         let mut blocks: BTreeMap<LogId, Vec<BlockRef>> = BTreeMap::new();
         for block in &self.blocks {
             for range in &block.ranges {
@@ -48,25 +55,69 @@ impl Recovered {
                 });
             }
         }
-        ledger.read(|state| {
-            let found = state.logs().iter().map(|(&log, known)| {
-                let covered = known.covered();
-                let (local_start, local_end) = self.ranges.get(&log).copied().unwrap_or((covered, covered));
-                FoundLog {
-                    log,
-                    name: known.name.clone(),
-                    key_groups: known.key_groups,
-                    start: known.truncated,
-                    local_start,
-                    end: local_end.max(covered),
-                    confirmed: known.confirmed,
-                    blocks: blocks.remove(&log).unwrap_or_default(),
-                    blocks_end: self.next_number,
-                }
-            });
-            found.collect()
-        })
+        let found = state.logs().iter().map(|(&log, known)| {
+            let covered = known.covered();
+            let (local_start, local_end) = self.ranges.get(&log).copied().unwrap_or((covered, covered));
+            FoundLog {
+                log,
+                name: known.name.clone(),
+                key_groups: known.key_groups,
+                start: known.truncated,
+                local_start,
+                local_end,
+                end: local_end.max(covered),
+                confirmed: known.confirmed,
+                blocks: blocks.remove(&log).unwrap_or_default(),
+                blocks_end: self.next_number,
+            }
+        });
+        found.collect()
     }
+}
+
+impl FoundLog {
+    /// A reader of all that is left: from local blocks where they hold it, else from objects, by the handles that
+    /// `remote` gives for a range.
+    pub fn reader(
+        &self,
+        key_groups: KeyGroupRange,
+        site: LocalSite<'_>,
+        driver: Option<&Arc<Driver>>,
+        remote: impl Fn(SequenceNumber, SequenceNumber) -> Result<ChangelogHandle, PersistError>,
+    ) -> Result<ChangelogReader, ReadError> {
+        let FoundLog { log, start, end, .. } = *self;
+        let local = self.local_start.max(start)..self.local_end;
+        let handles = |from: SequenceNumber, to: SequenceNumber| match from < to {
+            true => remote(from, to).map(|handle| vec![handle]).map_err(|_| ReadError::Truncated {
+                log,
+                from,
+                start: to,
+            }),
+            false => Ok(Vec::new()),
+        };
+        let mut reader = ChangelogReader::new(&handles(start, local.start.min(end))?, key_groups, driver)?;
+        if !local.is_empty() && self.key_groups.intersection(key_groups).is_some() {
+            reader.add_local(LocalSource {
+                log,
+                from: local.start,
+                to: local.end,
+                directory: site.path.to_owned(),
+                files: LocalFiles(Arc::clone(site.files)),
+                blocks: self.blocks.clone(),
+                _pin: Arc::new(site.pin),
+            });
+        }
+        // Objects made while the local disk was out of service hold more than the disk does.
+        reader.add_handles(&handles(local.end.max(local.start), end)?)?;
+        Ok(reader)
+    }
+}
+
+/// Where local blocks are read, and what keeps them there.
+pub(crate) struct LocalSite<'a> {
+    pub path: &'a Path,
+    pub files: &'a Arc<dyn Files>,
+    pub pin: Pin,
 }
 
 /// A log that an earlier use of the directory left behind: every change that was durable there, without a hole.
@@ -144,38 +195,21 @@ impl RecoveredLog {
     /// # Errors
     /// See [`ReadError`].
     pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
-        let found = &self.found;
         let site = &self.core.sites[self.device];
-        let guard = Arc::clone(&site.readers);
-        let local = found.local_start.max(found.start);
-        let remote = self.remote_handle(local)?;
-        let mut reader = ChangelogReader::new(&remote, key_groups, Some(&self.core.driver))?;
-        if local < found.end && found.key_groups.intersection(key_groups).is_some() {
-            let (core, device) = (Arc::clone(&self.core), self.device);
-            let released = Box::new(move || core.send(Event::ReaderGone { device }));
-            reader.add_local(LocalSource {
-                log: found.log,
-                from: local,
-                to: found.end,
-                directory: site.path.clone(),
-                files: LocalFiles(Arc::clone(&site.files)),
-                blocks: found.blocks.clone(),
-                _pin: Arc::new(Pin { guard: Some(guard), released }),
-            });
-        }
-        Ok(reader)
+        let (core, device) = (Arc::clone(&self.core), self.device);
+        let released = Box::new(move || core.send(Event::ReaderGone { device }));
+        let pin = Pin { guard: Some(Arc::clone(&site.readers)), released };
+        let local = LocalSite { path: &site.path, files: &site.files, pin };
+        self.found.reader(key_groups, local, Some(&self.core.driver), |from, to| {
+            site.ledger.read(|state| handle_in(state, self.found.log, from, to))
+        })
     }
 
-    /// A handle for what is not on the disk: the changes from the start to `to`.
-    fn remote_handle(&self, to: SequenceNumber) -> Result<Vec<ChangelogHandle>, ReadError> {
-        let FoundLog { log, start, .. } = *self.found;
-        if start >= to {
-            return Ok(Vec::new());
-        }
-        let request =
-            Request { log, device: self.device, from: start, to, asked_at: self.core.now(), end: None };
-        let handle = self.core.sites[self.device].ledger.handle(&request);
-        handle.map(|handle| vec![handle]).map_err(|_| ReadError::Truncated { log, from: start, start: to })
+    /// A checkpoint with the changes below `to` is complete. Numbers beyond the end mean the end. A later open tells by
+    /// [`confirmed`](Self::confirmed); this value still says what was known when it was made.
+    pub fn confirm(&self, to: SequenceNumber) {
+        let to = to.min(self.found.end);
+        self.core.send(Event::Confirm { device: self.device, log: self.found.log, to });
     }
 
     /// Nobody needs the changes below `to` any more. Numbers beyond the end mean the end.

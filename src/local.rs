@@ -1,0 +1,148 @@
+//! `LocalLogs`: what a local directory holds, read without opening it for writing.
+//!
+//! For restoring from a directory, and for looking into one. The directory is locked meanwhile, else nothing is changed:
+//! no segment is made, no cut recorded, no upload swept. What is durable there is found by recovery.rs, as at any open.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tidelog_io::directory::{Directory, Manifest, RealFiles};
+use tidelog_io::disk::Files;
+
+use crate::error::{OpenError, ReadError};
+use crate::ledger::handle_in;
+use crate::manifest::ManifestState;
+use crate::reader::{ChangelogReader, Pin};
+use crate::recovered::{FoundLog, LocalSite};
+use crate::recovery::recover;
+use crate::types::{KeyGroupRange, LogId, SequenceNumber};
+
+/// The logs in a local directory that nobody has open, to be read.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let bucket = format!("file://{}", dir.path().join("bucket").display());
+/// use tidelog::{Changelog, KeyGroup, KeyGroupRange, LocalLogs, Options};
+/// # let local = dir.path().join("local");
+/// # let options = Options::new(bucket, &local).segment_bytes(1 << 20).local_bytes(4 << 20);
+/// let changelog = Changelog::open(options)?;
+/// let mut writer = changelog.create_writer("counts", KeyGroupRange::ALL)?;
+/// writer.append(KeyGroup(1), b"one")?;
+/// writer.sync().wait()?;
+/// drop((writer, changelog));
+///
+/// let logs = LocalLogs::open(&local)?;
+/// let log = &logs.logs()[0];
+/// assert_eq!((log.name(), log.end().0), ("counts", 1));
+/// assert_eq!(log.read(KeyGroupRange::ALL)?.count(), 1);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct LocalLogs {
+    logs: Vec<LocalLog>,
+}
+
+/// A log in a local directory: every change that is durable there or in objects, without a hole.
+#[derive(Clone, Debug)]
+pub struct LocalLog {
+    site: Arc<Site>,
+    found: Arc<FoundLog>,
+}
+
+struct Site {
+    path: PathBuf,
+    files: Arc<dyn Files>,
+    state: ManifestState,
+    /// Its lock.
+    _directory: Directory,
+}
+
+impl std::fmt::Debug for Site {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Site").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl LocalLogs {
+    /// Finds the logs in a directory, and locks it for as long as a log or a reader of it lives.
+    ///
+    /// # Errors
+    /// See [`OpenError`]: no changelog is there, another process has it open, or what was durable there is damaged.
+    pub fn open(path: impl AsRef<Path>) -> Result<LocalLogs, OpenError> {
+        let path = path.as_ref().to_owned();
+        let damaged = |source| OpenError::Manifest { directory: path.clone(), source };
+        // Looked at before the lock: locking would make a directory of what is none.
+        let files = RealFiles::open(&path)
+            .map_err(|source| OpenError::Io { action: format!("opening {}", path.display()), source })?;
+        Manifest::inspect(&files).map_err(damaged)?;
+        let directory = Directory::open(&path)?;
+        let files: Arc<dyn Files> = directory.files();
+        let content = Manifest::inspect(&*files).map_err(damaged)?;
+        let state = ManifestState::replay(content.records.iter().map(Vec::as_slice))
+            .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
+        let recovered = recover(0, &path, &*files, content.directory_id, &state)?;
+        let found = recovered.logs(&state);
+        let site = Arc::new(Site { path, files, state, _directory: directory });
+        let logs =
+            found.into_iter().map(|found| LocalLog { site: Arc::clone(&site), found: Arc::new(found) });
+        Ok(LocalLogs { logs: logs.collect() })
+    }
+
+    /// The logs.
+    #[must_use]
+    pub fn logs(&self) -> &[LocalLog] {
+        &self.logs
+    }
+}
+
+impl LocalLog {
+    /// The id of the log.
+    #[must_use]
+    pub fn log(&self) -> LogId {
+        self.found.log
+    }
+
+    /// The name that it was created with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.found.name
+    }
+
+    /// The key groups that its changes may have.
+    #[must_use]
+    pub fn key_groups(&self) -> KeyGroupRange {
+        self.found.key_groups
+    }
+
+    /// The first change that was not truncated.
+    #[must_use]
+    pub fn start(&self) -> SequenceNumber {
+        self.found.start
+    }
+
+    /// The number after the last change.
+    #[must_use]
+    pub fn end(&self) -> SequenceNumber {
+        self.found.end
+    }
+
+    /// The changes below this number were confirmed.
+    #[must_use]
+    pub fn confirmed(&self) -> SequenceNumber {
+        self.found.confirmed
+    }
+
+    /// Reads the changes in `key_groups`, from the local disk where it still holds them, else from the bucket.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
+        let site = Arc::clone(&self.site);
+        // The reader keeps the lock.
+        let pin = Pin { guard: None, released: Box::new(move || drop(Arc::clone(&site))) };
+        let local = LocalSite { path: &self.site.path, files: &self.site.files, pin };
+        self.found
+            .reader(key_groups, local, None, |from, to| handle_in(&self.site.state, self.found.log, from, to))
+    }
+}
