@@ -6,6 +6,9 @@
 //!
 //! Callbacks run on the driver's threads (with [`Driver::inline`], on the calling thread, before the call returns), with
 //! none of the driver's locks held, exactly once each, also after a shutdown. They must not block or panic.
+//!
+//! Counters: `tidelog_store_requests_total` by `operation` and `outcome` (`ok`, `error`), `tidelog_store_bytes_total` by
+//! `direction` (`put`, `get`).
 #![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
