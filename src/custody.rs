@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::device::{Device, SpillRequest};
 use crate::ledger::Ledger;
 use crate::manifest::{CompletedObject, LogRange, LogState, ManifestRecord};
-use crate::queue::BlockRange;
+use crate::queue::LocalBlock;
 use crate::retention::Retention;
 use crate::types::{LogId, SequenceNumber};
 
@@ -90,17 +90,23 @@ impl Custody {
         self.closed.insert(log, ClosedLog { device, keep_to: end });
     }
 
-    /// Changes below this number are left out of objects: truncated, or in one already.
+    /// Changes below this number are left out of objects: truncated, in one already, or dropped by the closing of the log.
     pub fn keep_from(&self, device: usize, log: LogId) -> SequenceNumber {
         let covered =
             self.holdings[device].ledger.read(|state| state.logs().get(&log).map(LogState::covered));
-        covered.unwrap_or(SequenceNumber(u64::MAX))
+        match (covered, self.closed.get(&log)) {
+            (None, _) => SequenceNumber(u64::MAX),
+            // What objects have of a log never has a hole: once a block was dropped, none behind it goes into one.
+            (Some(covered), Some(closed)) if covered >= closed.keep_to => SequenceNumber(u64::MAX),
+            (Some(covered), _) => covered,
+        }
     }
 
-    /// Whether anything of a block's range is needed.
-    pub fn needs(&self, device: usize, range: &BlockRange) -> bool {
-        let dropped = self.closed.get(&range.log).is_some_and(|closed| closed.keep_to <= range.first);
-        !dropped && self.keep_from(device, range.log) < range.end
+    /// Whether anything of a block is needed.
+    pub fn needs(&self, block: &LocalBlock) -> bool {
+        // A change that goes on in the next block is counted there, but begins here.
+        let open = u64::from(block.continues);
+        block.ranges.iter().any(|range| self.keep_from(block.device, range.log).0 < range.end.0 + open)
     }
 
     /// Carries out the truncations as far as `needed_from`, the start of the unanswered persists, allows, and forgets the

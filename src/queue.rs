@@ -123,11 +123,11 @@ impl Queue {
     }
 
     /// Drops blocks off the front of a device while nothing in them is needed; gives the number after the last one.
-    pub fn drop_front(&mut self, device: usize, needed: impl Fn(&BlockRange) -> bool) -> Option<u64> {
+    pub fn drop_front(&mut self, device: usize, needed: impl Fn(&LocalBlock) -> bool) -> Option<u64> {
         let blocks = &mut self.devices[device].blocks;
         let mut dropped = None;
         while let Some(block) = blocks.front() {
-            if block.ranges.iter().any(&needed) {
+            if needed(block) {
                 break;
             }
             dropped = Some(block.number + 1);

@@ -335,6 +335,11 @@ fn check_logs(directory: &Path, state: &ManifestState, recovered: &mut Recovered
             return Err(OpenError::Hole { directory: directory.to_owned(), log: range.log, expected, found });
         }
         if known.0 == known.1 && covered < range.first {
+            if log.closed {
+                // What was neither synced nor persisted when it was closed is dropped, block by block.
+                recovered.ranges.remove(&range.log);
+                continue;
+            }
             let found = range.first;
             return Err(OpenError::Hole {
                 directory: directory.to_owned(),

@@ -760,7 +760,7 @@ impl Uploader {
         }
         for device in 0..self.parts.queue.devices() {
             let custody = &self.parts.custody;
-            let settled = self.parts.queue.drop_front(device, |range| custody.needs(device, range));
+            let settled = self.parts.queue.drop_front(device, |block| custody.needs(block));
             if let Some(number) = settled {
                 self.parts.custody.settle(device, number);
             }
