@@ -322,7 +322,7 @@ impl Changelog {
         Ok(ChangelogWriter::new(Arc::clone(core), Arc::clone(device), log, lane))
     }
 
-    /// The logs that earlier uses of the directories left behind. They are read-only: read them, persist them, truncate or
+    /// The logs of which earlier uses of the directories left changes behind. They are read-only: read them, persist them, truncate or
     /// discard them.
     #[must_use]
     pub fn recovered(&self) -> &[RecoveredLog] {
@@ -590,6 +590,10 @@ fn build(
     for (device, logs) in found.into_iter().enumerate() {
         for log in logs {
             custody.recovered(device, log.log, log.end);
+            if log.start == log.end {
+                // Nothing is left of it: it is forgotten.
+                continue;
+            }
             recovered.push(RecoveredLog::new(Arc::clone(&core), device, log));
         }
     }

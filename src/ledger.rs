@@ -20,7 +20,7 @@ use crate::device::lock;
 use crate::error::PersistError;
 use crate::handle::{ChangelogHandle, Extent};
 use crate::manifest::{ManifestRecord, ManifestState};
-use crate::types::{KeyGroupRange, LogId, SequenceNumber};
+use crate::types::{LogId, SequenceNumber};
 
 /// A manifest that has grown to this many bytes beyond its last rewriting is rewritten when it has also doubled.
 const GROWTH_BYTES: u64 = 1 << 20;
@@ -128,14 +128,11 @@ pub(crate) fn handle_in(
     from: SequenceNumber,
     to: SequenceNumber,
 ) -> Result<ChangelogHandle, PersistError> {
-    let known = state.logs().get(&log);
-    let start = known.map_or(to, |log| log.truncated);
-    let (name, key_groups): (&str, KeyGroupRange) =
-        known.map_or(("", KeyGroupRange::ALL), |log| (&log.name, log.key_groups));
-    let overlapping = known
-        .map_or(&[][..], |log| &log.extents)
-        .iter()
-        .filter(|extent| extent.first < to && extent.end > from);
+    let Some(known) = state.logs().get(&log) else {
+        return Err(PersistError::OutOfRange { log, from, start: to, end: to });
+    };
+    let overlapping =
+        known.extents.iter().filter(|extent| from < to && extent.first < to && extent.end > from);
     let extents = overlapping.map(|extent| {
         let object = &state.objects()[&extent.object];
         Extent {
@@ -148,8 +145,8 @@ pub(crate) fn handle_in(
             end: extent.end.min(to),
         }
     });
-    ChangelogHandle::new(log, name, key_groups, from, to, extents.collect())
-        .map_err(|_| PersistError::OutOfRange { log, from, start, end: to })
+    ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents.collect())
+        .map_err(|_| PersistError::OutOfRange { log, from, start: known.truncated, end: to })
 }
 
 impl Inner {

@@ -178,9 +178,16 @@ impl RecoveredLog {
     /// See [`PersistError`].
     pub fn persist_durably(&self, from: SequenceNumber) -> PersistFuture {
         let (resolver, pending) = tidelog_upload::channel();
-        let FoundLog { log, start, end, blocks_end, .. } = *self.found;
+        let FoundLog { log, ref name, key_groups, start, end, blocks_end, .. } = *self.found;
         if from < start || from > end {
             resolver.resolve(Err(PersistError::OutOfRange { log, from, start, end }));
+            return PersistFuture(pending);
+        }
+        if from == end
+            && let Ok(empty) = ChangelogHandle::new(log, name, key_groups, from, end, Vec::new())
+        {
+            // The log may be forgotten already, if it was truncated to its end.
+            resolver.resolve(Ok(empty));
             return PersistFuture(pending);
         }
         let id = RequestId(self.core.requests.fetch_add(1, Ordering::Relaxed));
