@@ -279,13 +279,11 @@ impl ChangelogWriter {
     }
 
     fn check_open(&self) -> Result<(), AppendError> {
-        if self.poisoned {
-            return Err(AppendError::Poisoned);
-        }
-        if self.device.closed.load(Ordering::Relaxed) {
-            return Err(AppendError::Closed);
-        }
-        Ok(())
+        if self.poisoned { Err(AppendError::Poisoned) } else { self.check_intake() }
+    }
+
+    fn check_intake(&self) -> Result<(), AppendError> {
+        if self.device.closed.load(Ordering::Relaxed) { Err(AppendError::Closed) } else { Ok(()) }
     }
 
     #[inline]
@@ -353,7 +351,8 @@ impl ChangelogWriter {
                     let lane = self.device.current_lane().map_err(|_| AppendError::NoMemory)?;
                     // The marker of a hand-over may have to fit as well.
                     let fits = lane.lane.wait_for_room(value.len() + MARKER_BYTES + 8, deadline);
-                    self.check_open()?;
+                    // `append_with` has the writer marked until it is through.
+                    self.check_intake()?;
                     if !fits && Instant::now() >= deadline {
                         return Err(AppendError::Full { waited: wait_max });
                     }
