@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tidelog_io::disk::Files;
 use tidelog_io::segment::{BlockPlace, segment_name};
-use tidelog_upload::{Driver, Pending, Runtime, StoreError};
+use tidelog_upload::{Driver, Pending, Runtime, Store, StoreError};
 
 use crate::block::{Block, BlockError, Expected};
 use crate::error::ReadError;
@@ -220,6 +220,19 @@ impl ChangelogReader {
         key_groups: KeyGroupRange,
     ) -> Result<ChangelogReader, ReadError> {
         ChangelogReader::new(handles, key_groups, None)
+    }
+
+    /// A reader of `handles` whose bucket is `store`, on the calling thread. For simulations.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    #[doc(hidden)]
+    pub fn open_simulated(
+        handles: &[ChangelogHandle],
+        key_groups: KeyGroupRange,
+        store: Arc<dyn Store>,
+    ) -> Result<ChangelogReader, ReadError> {
+        ChangelogReader::new(handles, key_groups, Some(&Arc::new(Driver::inline(store))))
     }
 
     /// As [`open`](Self::open), with a driver for one of the buckets.
