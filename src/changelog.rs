@@ -18,11 +18,11 @@ use tidelog_io::directory::{Directory, Manifest};
 use tidelog_io::disk::{Disk, EngineInfo, Files};
 use tidelog_io::engine;
 use tidelog_io::ring::Bell;
-use tidelog_io::segment::{KnownSegment, SegmentConfig, Segments, parse_segment_name};
+use tidelog_io::segment::{KnownSegment, SegmentConfig, Segments, parse_segment_name, segment_name};
 use tidelog_upload::{Abandoned, Driver, Pending, Runtime, Store};
 
 use crate::block;
-use crate::custody::{Custody, Holding};
+use crate::custody::{Custody, Holding, Readers};
 use crate::device::{Budget, Device, LaneRef, Log, SLOTS_MAX, SpillRequest, lock};
 use crate::error::{CloseError, ControlError, CreateError, OpenError, SyncError};
 use crate::handle::LOG_NAME_BYTES_MAX;
@@ -108,7 +108,7 @@ pub(crate) struct Site {
     pub files: Arc<dyn Files>,
     pub ledger: Arc<Ledger>,
     pub engine: EngineInfo,
-    pub readers: Arc<()>,
+    pub readers: Arc<Readers>,
 }
 
 /// Tells the time: monotonic.
@@ -460,6 +460,11 @@ impl OpenSite {
         let state = ManifestState::replay(records.iter().map(Vec::as_slice))
             .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
         let recovered = recover(device, &path, &*files, directory_id, &state)?;
+        for &(segment, ..) in &recovered.uses {
+            // Writes may have been in flight when the process died: what was found of them must stay.
+            let name = segment_name(segment);
+            files.sync(&name).map_err(|source| io(at(&format!("syncing {name}")), source))?;
+        }
         let next_epoch = state.next_epoch().max(1);
         let next_number = recovered.next_number;
         let known = known_segments(&*files, &state, options.segment_bytes)
@@ -559,7 +564,7 @@ fn build(
         for &(segment, epoch, end) in &recovered.uses {
             retention.found(segment, epoch, end);
         }
-        let readers = Arc::new(());
+        let readers = Arc::new(Readers::default());
         holdings.push(Holding {
             device: Arc::clone(&device),
             ledger: Arc::clone(&ledger),

@@ -8,9 +8,9 @@
 //! 2. An object is deleted when no log of any ledger needs it, and named in one deletion at a time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use crate::device::{Device, SpillRequest};
+use crate::device::{Device, SpillRequest, lock};
 use crate::ledger::Ledger;
 use crate::manifest::{CompletedObject, LogRange, LogState, ManifestRecord};
 use crate::queue::LocalBlock;
@@ -23,8 +23,52 @@ pub(crate) struct Holding {
     pub device: Arc<Device>,
     pub ledger: Arc<Ledger>,
     pub retention: Retention,
-    /// Cloned by whoever reads local blocks: while a clone lives, no segment is released.
-    pub readers: Arc<()>,
+    pub readers: Arc<Readers>,
+}
+
+impl Holding {
+    fn release_segments(&mut self) {
+        let released = self.retention.take_released();
+        if released.is_empty() {
+            return;
+        }
+        let records = released
+            .iter()
+            .map(|&(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch })
+            .collect();
+        if let Err(error) = self.ledger.record(records) {
+            // Reused before its release is durable, a segment could cost acknowledged data: it waits for the next open.
+            tracing::warn!(%error, "segments could not be released");
+            return;
+        }
+        for (segment, epoch) in released {
+            self.device.request(SpillRequest::Release { segment, epoch });
+        }
+    }
+}
+
+/// Counts who reads the local blocks of a device: meanwhile none of its segments is released.
+#[derive(Debug, Default)]
+pub(crate) struct Readers(Mutex<usize>);
+
+impl Readers {
+    /// Keeps what is in segments now from being released.
+    pub fn pin(&self) {
+        *lock(&self.0) += 1;
+    }
+
+    /// Ends a [`pin`](Self::pin).
+    pub fn unpin(&self) {
+        *lock(&self.0) -= 1;
+    }
+
+    /// Runs `release` if nobody reads; nobody begins to meanwhile.
+    fn if_none(&self, release: impl FnOnce()) {
+        let count = lock(&self.0);
+        if *count == 0 {
+            release();
+        }
+    }
 }
 
 /// A log that gets no more changes.
@@ -219,26 +263,8 @@ impl Custody {
 
     /// Ends the uses of segments that are not needed, unless somebody reads from them.
     pub fn release_segments(&mut self, device: usize) {
-        let holding = &mut self.holdings[device];
-        if Arc::strong_count(&holding.readers) > 1 {
-            return;
-        }
-        let released = holding.retention.take_released();
-        if released.is_empty() {
-            return;
-        }
-        let records = released
-            .iter()
-            .map(|&(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch })
-            .collect();
-        if let Err(error) = holding.ledger.record(records) {
-            // Reused before its release is durable, a segment could cost acknowledged data: it waits for the next open.
-            tracing::warn!(%error, "segments could not be released");
-            return;
-        }
-        for (segment, epoch) in released {
-            holding.device.request(SpillRequest::Release { segment, epoch });
-        }
+        let readers = Arc::clone(&self.holdings[device].readers);
+        readers.if_none(|| self.holdings[device].release_segments());
     }
 
     /// Records what has no effect that must wait for it.

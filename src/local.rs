@@ -140,8 +140,9 @@ impl LocalLog {
     pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
         let site = Arc::clone(&self.site);
         // The reader keeps the lock.
-        let pin = Pin { guard: None, released: Box::new(move || drop(Arc::clone(&site))) };
-        let local = LocalSite { path: &self.site.path, files: &self.site.files, pin };
+        let pin = Pin(Box::new(move || drop(Arc::clone(&site))));
+        let segments = self.site.state.segments().clone();
+        let local = LocalSite { path: &self.site.path, files: &self.site.files, segments, pin };
         self.found
             .reader(key_groups, local, None, |from, to| handle_in(&self.site.state, self.found.log, from, to))
     }

@@ -127,15 +127,11 @@ pub(crate) struct LocalSource {
 }
 
 /// Runs a function when the last reader of local blocks is gone.
-pub(crate) struct Pin {
-    pub guard: Option<Arc<()>>,
-    pub released: Box<dyn Fn() + Send + Sync>,
-}
+pub(crate) struct Pin(pub Box<dyn Fn() + Send + Sync>);
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        self.guard = None;
-        (self.released)();
+        (self.0)();
     }
 }
 
@@ -159,6 +155,8 @@ impl std::fmt::Debug for LocalFiles {
 #[derive(Clone, Debug)]
 pub(crate) struct BlockRef {
     pub number: u64,
+    /// The first change of the log that is here from its beginning on.
+    pub first: SequenceNumber,
     pub place: Option<BlockPlace>,
     pub bytes: Option<Bytes>,
     pub len: usize,

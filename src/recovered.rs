@@ -16,7 +16,7 @@ use crate::handle::ChangelogHandle;
 use crate::ledger::handle_in;
 use crate::manifest::ManifestState;
 use crate::reader::{BlockRef, ChangelogReader, LocalFiles, LocalSource, Pin};
-use crate::recovery::Recovered;
+use crate::recovery::{Recovered, whole_from};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 use crate::uploader::Event;
 use crate::writer::PersistFuture;
@@ -44,10 +44,11 @@ impl Recovered {
     /// All logs that the manifest knows, with what is left of them.
     pub fn logs(&self, state: &ManifestState) -> Vec<FoundLog> {
         let mut blocks: BTreeMap<LogId, Vec<BlockRef>> = BTreeMap::new();
-        for block in &self.blocks {
+        for (block, resumes) in self.blocks.iter().zip(&self.resumes) {
             for range in &block.ranges {
                 blocks.entry(range.log).or_default().push(BlockRef {
                     number: block.number,
+                    first: whole_from(range, *resumes),
                     place: block.place,
                     bytes: block.held.as_ref().map(|held| held.bytes.clone()),
                     len: block.len,
@@ -86,7 +87,18 @@ impl FoundLog {
         remote: impl Fn(SequenceNumber, SequenceNumber) -> Result<ChangelogHandle, PersistError>,
     ) -> Result<ChangelogReader, ReadError> {
         let FoundLog { log, start, end, .. } = *self;
-        let local = self.local_start.max(start)..self.local_end;
+        let is_gone = |block: &BlockRef| {
+            block.place.is_some_and(|place| site.segments.get(&place.segment) != Some(&place.epoch))
+        };
+        // Segments are released in their order, when objects hold what is in them.
+        let blocks =
+            self.blocks.iter().rposition(is_gone).map_or(&self.blocks[..], |gone| &self.blocks[gone + 1..]);
+        let local_start = match blocks.first() {
+            Some(block) if blocks.len() < self.blocks.len() => block.first,
+            Some(_) => self.local_start,
+            None => self.local_end,
+        };
+        let local = local_start.max(start)..self.local_end;
         let handles = |from: SequenceNumber, to: SequenceNumber| match from < to {
             true => remote(from, to).map(|handle| vec![handle]).map_err(|_| ReadError::Truncated {
                 log,
@@ -103,7 +115,7 @@ impl FoundLog {
                 to: local.end,
                 directory: site.path.to_owned(),
                 files: LocalFiles(Arc::clone(site.files)),
-                blocks: self.blocks.clone(),
+                blocks: blocks.to_vec(),
                 _pin: Arc::new(site.pin),
             });
         }
@@ -117,6 +129,8 @@ impl FoundLog {
 pub(crate) struct LocalSite<'a> {
     pub path: &'a Path,
     pub files: &'a Arc<dyn Files>,
+    /// The segments in use now, and their epochs: others hold something else by now.
+    pub segments: BTreeMap<u32, u64>,
     pub pin: Pin,
 }
 
@@ -204,9 +218,14 @@ impl RecoveredLog {
     pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
         let site = &self.core.sites[self.device];
         let (core, device) = (Arc::clone(&self.core), self.device);
-        let released = Box::new(move || core.send(Event::ReaderGone { device }));
-        let pin = Pin { guard: Some(Arc::clone(&site.readers)), released };
-        let local = LocalSite { path: &site.path, files: &site.files, pin };
+        site.readers.pin();
+        let pin = Pin(Box::new(move || {
+            core.sites[device].readers.unpin();
+            core.send(Event::ReaderGone { device });
+        }));
+        // Looked at after the pin: what is in use now stays.
+        let segments = site.ledger.read(|state| state.segments().clone());
+        let local = LocalSite { path: &site.path, files: &site.files, segments, pin };
         self.found.reader(key_groups, local, Some(&self.core.driver), |from, to| {
             site.ledger.read(|state| handle_in(state, self.found.log, from, to))
         })

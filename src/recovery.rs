@@ -31,6 +31,8 @@ const WINDOW_BYTES: usize = 1 << 20;
 pub(crate) struct Recovered {
     /// All durable blocks in the segments in use, in order.
     pub blocks: Vec<LocalBlock>,
+    /// For each of them, the log whose change of the block before goes on in it.
+    pub resumes: Vec<Option<LogId>>,
     /// The number of the next block.
     pub next_number: u64,
     /// For each log with changes in those blocks, what they hold of it.
@@ -60,8 +62,13 @@ pub(crate) fn recover(
     let mut segments: Vec<(u64, u32)> =
         state.segments().iter().map(|(&segment, &epoch)| (epoch, segment)).collect();
     segments.sort_unstable();
-    let mut recovered =
-        Recovered { blocks: Vec::new(), next_number: 0, ranges: BTreeMap::new(), uses: Vec::new() };
+    let mut recovered = Recovered {
+        blocks: Vec::new(),
+        resumes: Vec::new(),
+        next_number: 0,
+        ranges: BTreeMap::new(),
+        uses: Vec::new(),
+    };
     let mut expected: Option<u64> = None;
     let mut watermark = 0;
     let mut bad: Option<Bad> = None;
@@ -71,7 +78,7 @@ pub(crate) fn recover(
         let found = scan.run()?;
         watermark = watermark.max(found.watermark);
         let mut end = 0;
-        for block in found.blocks {
+        for (block, resumes) in found.blocks {
             let due = *expected.get_or_insert(block.number);
             if bad.is_some() {
                 break;
@@ -85,6 +92,7 @@ pub(crate) fn recover(
             expected = Some(due + 1);
             end = due + 1;
             recovered.blocks.push(block);
+            recovered.resumes.push(resumes);
         }
         if let Some(mut end_of_scan) = found.bad
             && bad.is_none()
@@ -111,7 +119,7 @@ pub(crate) fn recover(
         return Err(missing(directory, &recovered, end, watermark));
     }
     recovered.next_number = end;
-    trim_unfinished(directory, files, &mut recovered.blocks)?;
+    trim_unfinished(directory, files, &mut recovered)?;
     check_logs(directory, state, &mut recovered)?;
     Ok(recovered)
 }
@@ -141,7 +149,7 @@ struct Scan<'a> {
 }
 
 struct Found {
-    blocks: Vec<LocalBlock>,
+    blocks: Vec<(LocalBlock, Option<LogId>)>,
     /// The highest watermark in any valid block of this use.
     watermark: u64,
     /// Where the run of valid blocks ended; `None` at the end of the file.
@@ -187,7 +195,7 @@ impl Scan<'_> {
                         let behind = u64::from(place.index.saturating_sub(index));
                         bad.number = bad.number.or(place.number.checked_sub(behind));
                     } else {
-                        found.blocks.push(local_block(self.device, &block, place));
+                        found.blocks.push((local_block(self.device, &block, place), resumed_log(&block)));
                         index += 1;
                     }
                     offset += len as u64;
@@ -266,9 +274,34 @@ fn local_block(device: usize, block: &Block<'_>, place: BlockPlace) -> LocalBloc
     }
 }
 
-/// Takes a large change whose end is missing out of the last blocks: it was never acknowledged. What is left of those
-/// blocks stays in memory.
-fn trim_unfinished(directory: &Path, files: &dyn Files, blocks: &mut [LocalBlock]) -> Result<(), OpenError> {
+/// The log whose change of the block before goes on in this one.
+fn resumed_log(block: &Block<'_>) -> Option<LogId> {
+    let header = Header::read(block.frame_bytes())?;
+    let resumes = matches!(header.kind(), Some(FrameKind::FragmentMiddle | FrameKind::FragmentLast));
+    let entry = block.logs().find(|entry| resumes && entry.slot == header.slot())?;
+    Some(entry.log)
+}
+
+/// The first change of a range that is in its block from the beginning on.
+pub(crate) fn whole_from(range: &BlockRange, resumes: Option<LogId>) -> SequenceNumber {
+    SequenceNumber(range.first.0 + u64::from(resumes == Some(range.log)))
+}
+
+/// Takes large changes whose ends are missing out of the blocks: the process died before they were written, and they were
+/// never acknowledged.
+fn trim_unfinished(directory: &Path, files: &dyn Files, recovered: &mut Recovered) -> Result<(), OpenError> {
+    for end in 1..=recovered.blocks.len() {
+        // Where another use of the directory went on, nothing of the change comes any more.
+        let goes_on = recovered.resumes.get(end).copied().flatten().is_some();
+        if recovered.blocks[end - 1].continues && !goes_on {
+            trim_last(directory, files, &mut recovered.blocks[..end])?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the unfinished change at the end of the last block out of the blocks. What is left of them stays in memory.
+fn trim_last(directory: &Path, files: &dyn Files, blocks: &mut [LocalBlock]) -> Result<(), OpenError> {
     for block in blocks.iter_mut().rev() {
         let Some(place) = block.place.filter(|_| block.continues) else { return Ok(()) };
         let name = segment_name(place.segment);
@@ -325,30 +358,27 @@ fn trim(bytes: &[u8]) -> Result<(Vec<u8>, bool), BlockError> {
 
 /// Checks that what is left of each log is whole, and notes it.
 fn check_logs(directory: &Path, state: &ManifestState, recovered: &mut Recovered) -> Result<(), OpenError> {
-    for range in recovered.blocks.iter().flat_map(|block| &block.ranges) {
+    let blocks = recovered.blocks.iter().zip(&recovered.resumes);
+    for (range, resumes) in
+        blocks.flat_map(|(block, resumes)| block.ranges.iter().map(move |range| (range, *resumes)))
+    {
         let Some(log) = state.logs().get(&range.log) else { continue };
-        let known = recovered.ranges.entry(range.log).or_insert((range.first, range.first));
-        // What objects hold or truncation dropped may be missing here.
         let covered = log.covered();
-        if known.1 != range.first && covered < range.first {
-            let (expected, found) = (known.1.max(covered), range.first);
-            return Err(OpenError::Hole { directory: directory.to_owned(), log: range.log, expected, found });
-        }
-        if known.0 == known.1 && covered < range.first {
-            if log.closed {
-                // What was neither synced nor persisted when it was closed is dropped, block by block.
-                recovered.ranges.remove(&range.log);
-                continue;
+        let begun = whole_from(range, resumes);
+        match recovered.ranges.get_mut(&range.log) {
+            Some((_, end)) if *end == range.first || *end == begun => *end = range.end.max(*end),
+            // What objects hold or truncation dropped may be missing here.
+            _ if covered >= begun => {
+                recovered.ranges.insert(range.log, (begun, range.end.max(begun)));
             }
-            let found = range.first;
-            return Err(OpenError::Hole {
-                directory: directory.to_owned(),
-                log: range.log,
-                expected: covered,
-                found,
-            });
+            // What was neither synced nor persisted when a log was closed is dropped, block by block.
+            None if log.closed => {}
+            known => {
+                let directory = directory.to_owned();
+                let expected = known.map_or(covered, |(_, end)| covered.max(*end));
+                return Err(OpenError::Hole { directory, log: range.log, expected, found: begun });
+            }
         }
-        known.1 = range.end;
     }
     Ok(())
 }

@@ -131,6 +131,11 @@ pub trait Files: Send + Sync {
     /// Adds bytes to the end of a file and makes them durable.
     fn append(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
+    /// Makes all bytes that a file has durable, by whomever they were written.
+    fn sync(&self, name: &str) -> io::Result<()> {
+        self.append(name, &[])
+    }
+
     /// Puts a file with this content in the place of `name`, atomically and durably.
     fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
