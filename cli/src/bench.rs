@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{CheckpointEvery, Failure, parse_bytes, parse_checkpoint_every};
+use crate::{Every, Failure, parse_bytes, parse_every};
 
 /// Measures appends, durable writes and checkpoints on this machine.
 ///
@@ -20,8 +20,8 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: u64,
     /// Takes a checkpoint after so many records or so much time.
-    #[arg(long, value_name = "RECORDS|TIME", default_value = "1s", value_parser = parse_checkpoint_every)]
-    pub(crate) checkpoint_every: CheckpointEvery,
+    #[arg(long, value_name = "RECORDS|TIME", default_value = "1s", value_parser = parse_every)]
+    pub(crate) checkpoint_every: Every,
     /// A local directory for segments; give one for each disk. A temporary one if there is none.
     #[arg(long = "dir", value_name = "DIR")]
     pub(crate) dirs: Vec<PathBuf>,

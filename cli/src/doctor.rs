@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use rustix::process::{Resource, getrlimit};
 use serde_json::json;
 
-use crate::Failure;
+use crate::{Failure, show};
 
 /// Looks at this machine and says what to change for tidelog to run well.
 ///
@@ -161,10 +161,10 @@ const MEMLOCK_BYTES_ADVISED: u64 = 64 << 20;
 fn judge_memlock(limit_bytes: Option<u64>) -> Finding {
     match limit_bytes {
         None => Finding::ok("memlock", "unlimited"),
-        Some(bytes) if bytes >= MEMLOCK_BYTES_ADVISED => Finding::ok("memlock", show_bytes(bytes)),
+        Some(bytes) if bytes >= MEMLOCK_BYTES_ADVISED => Finding::ok("memlock", show::bytes(bytes)),
         Some(bytes) => Finding::warn(
             "memlock",
-            format!("{} may be locked", show_bytes(bytes)),
+            format!("{} may be locked", show::bytes(bytes)),
             "buffers may stay unregistered, which costs a few percent of CPU: ulimit -l 65536, LimitMEMLOCK=64M in a \
              systemd unit, or --ulimit memlock=67108864 for a container",
         ),
@@ -185,17 +185,6 @@ fn judge_huge_pages(setting: io::Result<String>) -> Finding {
         Some(chosen) => Finding::warn(CHECK, format!("transparent, {chosen}"), ADVICE),
         None => Finding::warn(CHECK, format!("not understood: {}", setting.trim()), ADVICE),
     }
-}
-
-/// A length for people: at most four digits and a unit of 1024.
-fn show_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    let unit = bytes.ilog2() as usize / 10;
-    let scaled = bytes as f64 / (1u64 << (10 * unit)) as f64;
-    format!("{scaled:.*} {}", usize::from(scaled < 10.0), UNITS[unit - 1])
 }
 
 fn render_table(findings: &[Finding]) -> String {
@@ -276,20 +265,6 @@ mod tests {
             assert_eq!(judge_huge_pages(Ok(setting.to_owned())).grade, grade, "{setting}");
         }
         assert_eq!(judge_huge_pages(Err(io::ErrorKind::NotFound.into())).grade, Grade::Warn);
-    }
-
-    #[test]
-    fn lengths_for_people() {
-        for (bytes, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (64 << 20, "64 MiB"),
-            (3 << 29, "1.5 GiB"),
-            (u64::MAX, "16 EiB"),
-        ] {
-            assert_eq!(show_bytes(bytes), text);
-        }
     }
 
     #[test]

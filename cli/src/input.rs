@@ -2,7 +2,7 @@
 //!
 //! What a record is keyed by is decided in `key.rs`.
 
-use std::io::{self, BufRead, Read};
+use std::io::{self, BufRead, BufReader, Read};
 
 /// How records follow one another in an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -125,10 +125,15 @@ impl<R: BufRead> Records<R> {
     }
 }
 
+impl<R: Read> Records<BufReader<R>> {
+    /// Whether the next record takes a read from the input, which may have to be waited for.
+    pub fn would_read(&self) -> bool {
+        self.reader.buffer().is_empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::BufReader;
-
     use super::*;
 
     /// All records, read through a buffer of one byte and one of many.

@@ -6,20 +6,21 @@
 mod bench;
 mod demo;
 mod doctor;
-#[allow(dead_code, reason = "`write` uses it")]
+mod handles;
 mod input;
 mod inspect;
-#[allow(dead_code, reason = "`write` uses it")]
 mod key;
+mod look;
+mod places;
 mod read;
+mod show;
 mod verify;
 mod write;
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use tidelog::KeyGroupRange;
 
 /// Records state changes: first to local disks, then as one object per checkpoint to a bucket.
@@ -53,23 +54,11 @@ enum Command {
     Demo(demo::DemoArgs),
 }
 
-/// Where a changelog keeps its data.
-#[derive(Args, Clone, Debug)]
-struct Places {
-    /// A local directory for segments; give one for each disk.
-    #[arg(long = "dir", value_name = "DIR", default_value = "tidelog-data")]
-    dirs: Vec<PathBuf>,
-    /// Where checkpoints go, as file:///an/absolute/directory.
-    #[arg(long, value_name = "URL")]
-    bucket: String,
-}
-
 /// How a command ends when it does not succeed.
 #[derive(Debug)]
 enum Failure {
     /// Exit code 1: what happened, to what, and what to do.
     Failed(String),
-    #[allow(dead_code, reason = "`verify` uses it")]
     /// Exit code 3: verification found damage, which the command has already reported.
     Damaged,
     /// Exit code 0 and no word: nobody reads the output any more.
@@ -93,6 +82,12 @@ impl From<std::io::Error> for Failure {
 }
 
 fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .without_time()
+        .init();
     // Clap ends the process with code 2 when the arguments are wrong.
     let result = match Cli::parse().command.unwrap_or_else(|| Command::Demo(demo::DemoArgs::default())) {
         Command::Write(args) => write::run(args),
@@ -146,9 +141,9 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
-/// When to take a checkpoint.
+/// When to do something that is done again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CheckpointEvery {
+enum Every {
     /// After so many records.
     Records(u64),
     /// After so much time.
@@ -156,15 +151,15 @@ enum CheckpointEvery {
 }
 
 /// Reads a number of records, or a time as in 500ms or 2s.
-fn parse_checkpoint_every(text: &str) -> Result<CheckpointEvery, String> {
+fn parse_every(text: &str) -> Result<Every, String> {
     use std::time::Duration;
     let positive = |digits: &str| digits.parse::<u64>().ok().filter(|&number| number > 0);
     let every = if let Some(digits) = text.strip_suffix("ms") {
-        positive(digits).map(|number| CheckpointEvery::Time(Duration::from_millis(number)))
+        positive(digits).map(|number| Every::Time(Duration::from_millis(number)))
     } else if let Some(digits) = text.strip_suffix('s') {
-        positive(digits).map(|number| CheckpointEvery::Time(Duration::from_secs(number)))
+        positive(digits).map(|number| Every::Time(Duration::from_secs(number)))
     } else {
-        positive(text).map(CheckpointEvery::Records)
+        positive(text).map(Every::Records)
     };
     every.ok_or_else(|| "give a number of records, as in 10000, or a time, as in 500ms or 2s".to_owned())
 }
@@ -200,11 +195,11 @@ mod tests {
         for bad in ["", "K", "1.5M", "-1", "18446744073709551615G", "1é"] {
             assert!(parse_bytes(bad).is_err(), "{bad}");
         }
-        assert_eq!(parse_checkpoint_every("10"), Ok(CheckpointEvery::Records(10)));
-        assert_eq!(parse_checkpoint_every("500ms"), Ok(CheckpointEvery::Time(Duration::from_millis(500))));
-        assert_eq!(parse_checkpoint_every("2s"), Ok(CheckpointEvery::Time(Duration::from_secs(2))));
+        assert_eq!(parse_every("10"), Ok(Every::Records(10)));
+        assert_eq!(parse_every("500ms"), Ok(Every::Time(Duration::from_millis(500))));
+        assert_eq!(parse_every("2s"), Ok(Every::Time(Duration::from_secs(2))));
         for bad in ["", "0", "0s", "s", "1m", "-1"] {
-            assert!(parse_checkpoint_every(bad).is_err(), "{bad}");
+            assert!(parse_every(bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,16 +1,18 @@
 //! `tidelog read`: handles in, records out.
 
+use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use tidelog::KeyGroupRange;
+use tidelog::{Change, ChangelogReader, KeyGroupRange, LocalLogs, LogId};
 
 use crate::input::Framing;
-use crate::{Failure, parse_key_groups};
+use crate::places::check_bucket;
+use crate::{Failure, handles, parse_key_groups};
 
-/// Prints the records that handles stand for, to standard output.
+/// Prints the records that handles stand for, to standard output; or those that local directories still hold.
 ///
 /// Records of one key group keep the order in which they were written; different key groups are not ordered among each
-/// other.
+/// other. Metadata comes first. Every byte printed was verified.
 #[derive(clap::Args, Debug)]
 pub struct ReadArgs {
     /// Only these key groups.
@@ -19,17 +21,108 @@ pub struct ReadArgs {
     /// Only changes from this sequence number on.
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub(crate) from: u64,
+    /// Only this log, by its id.
+    #[arg(long, value_name = "ID")]
+    pub(crate) log: Option<LogId>,
     /// How records follow one another in the output.
     #[arg(long, value_enum, default_value = "lines")]
     pub(crate) framing: Framing,
-    /// A local directory that may still hold the changes; give one for each disk.
-    #[arg(long = "dir", value_name = "DIR")]
+    /// Puts log, sequence number and key group (- for metadata) before each record, each with a tab behind it.
+    #[arg(long)]
+    pub(crate) with_meta: bool,
+    /// Reads what this local directory still holds of its logs, and the rest from their objects, instead of handles.
+    /// Nothing in the directory is changed. May be given more than once.
+    #[arg(long = "dir", visible_alias = "directory", value_name = "DIR", conflicts_with = "handles")]
     pub(crate) dirs: Vec<PathBuf>,
     /// Files of handles, one a line as JSON, or one as bytes; - for standard input.
-    #[arg(required = true, value_name = "HANDLES")]
+    #[arg(required_unless_present = "dirs", value_name = "HANDLES")]
     pub(crate) handles: Vec<PathBuf>,
 }
 
-pub fn run(_args: ReadArgs) -> Result<(), Failure> {
-    Err(Failure::new("this build cannot read yet"))
+pub fn run(args: ReadArgs) -> Result<(), Failure> {
+    let key_groups = args.key_groups.unwrap_or(KeyGroupRange::ALL);
+    let mut out = Output {
+        writer: BufWriter::with_capacity(256 << 10, io::stdout().lock()),
+        framing: args.framing,
+        with_meta: args.with_meta,
+        scratch: Vec::new(),
+    };
+    let wanted = |log: LogId| args.log.is_none_or(|only| only == log);
+    if args.dirs.is_empty() {
+        let mut all = Vec::new();
+        for path in &args.handles {
+            all.extend(handles::read(path).map_err(Failure::new)?);
+        }
+        all.retain(|handle| wanted(handle.log()));
+        for (bucket, _) in all.iter().flat_map(|handle| handle.objects()) {
+            check_bucket(bucket).map_err(Failure::new)?;
+        }
+        let reader = ChangelogReader::open(&all, key_groups).map_err(Failure::new)?;
+        out.print_all(reader, args.from)?;
+    }
+    for dir in &args.dirs {
+        let local = LocalLogs::open(dir).map_err(Failure::new)?;
+        for log in local.logs().iter().filter(|log| wanted(log.log())) {
+            let reader = log.read(key_groups).map_err(Failure::new)?;
+            out.print_all(reader, args.from)?;
+        }
+    }
+    out.writer.flush().map_err(Failure::from)
+}
+
+struct Output<W: Write> {
+    writer: W,
+    framing: Framing,
+    with_meta: bool,
+    scratch: Vec<u8>,
+}
+
+impl<W: Write> Output<W> {
+    fn print_all(&mut self, changes: ChangelogReader, from: u64) -> Result<(), Failure> {
+        for change in changes {
+            let change = match change {
+                Ok(change) => change,
+                Err(error) => {
+                    // What was printed before is right; whoever reads it may have it.
+                    self.writer.flush()?;
+                    return Err(Failure::new(error));
+                }
+            };
+            if change.number.0 >= from {
+                self.print(&change)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn print(&mut self, change: &Change) -> Result<(), Failure> {
+        let Change { log, number, key_group, value } = change;
+        self.scratch.clear();
+        if self.with_meta {
+            let group = key_group.map_or("-".to_owned(), |group| group.to_string());
+            write!(self.scratch, "{log}\t{number}\t{group}\t")?;
+        }
+        match self.framing {
+            Framing::Lines => {
+                if value.contains(&b'\n') {
+                    self.writer.flush()?;
+                    return Err(Failure::new(format!(
+                        "change {number} of log {log} holds a newline and would look like two records: \
+                         use --framing length-prefixed"
+                    )));
+                }
+                self.writer.write_all(&self.scratch)?;
+                self.writer.write_all(value)?;
+                self.writer.write_all(b"\n")?;
+            }
+            Framing::LengthPrefixed => {
+                let len = u32::try_from(self.scratch.len() + value.len())
+                    .map_err(|_| Failure::new(format!("change {number} of log {log} has 4 GiB or more")))?;
+                self.writer.write_all(&len.to_le_bytes())?;
+                self.writer.write_all(&self.scratch)?;
+                self.writer.write_all(value)?;
+            }
+        }
+        Ok(())
+    }
 }

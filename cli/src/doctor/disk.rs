@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::ReadWriteFlags;
 
-use super::{Finding, show_bytes};
+use super::Finding;
+use crate::show;
 
 /// What tidelog aligns its writes to.
 const ALIGNMENT_BYTES: usize = 4096;
@@ -106,7 +107,7 @@ fn judge_file_system(dir: &str, magic: u64) -> Finding {
 
 fn judge_free_space(free_bytes: u64) -> Finding {
     const CHECK: &str = "free space";
-    let found = format!("{} free", show_bytes(free_bytes));
+    let found = format!("{} free", show::bytes(free_bytes));
     if free_bytes >= FREE_BYTES_ADVISED {
         Finding::ok(CHECK, found)
     } else if free_bytes >= FREE_BYTES_MIN {

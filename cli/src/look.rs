@@ -1,0 +1,102 @@
+//! What stands behind a path: a local directory, a segment, a manifest, an object or handles; and a report of it.
+//!
+//! `inspect` shows reports, `verify` looks at their damages. What is looked at in each kind is in the files below; how a
+//! report is shown is in `look/report.rs`.
+
+mod directory;
+mod handle;
+mod object;
+mod report;
+mod segment;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use tidelog_io::directory::MANIFEST_NAME;
+use tidelog_io::segment::parse_segment_name;
+
+use self::object::Bytes;
+pub use self::report::{Report, Show};
+use crate::Failure;
+
+/// How closely to look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// At what describes the contents.
+    Summary,
+    /// At every byte, also of the objects that are named.
+    Everything,
+}
+
+/// Looks at `path`, or, with a bucket, at the object of that name in it.
+///
+/// # Errors
+/// It cannot be read, or was written by a newer tidelog. Damage is no error: the report names it.
+pub fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Report>, Failure> {
+    let name = path.display().to_string();
+    if let Some(bucket) = bucket {
+        let mut buckets = object::Buckets::default();
+        let bytes = buckets.open(bucket, &name).map_err(Failure::new)?;
+        return object::look(&format!("{bucket} {name}"), &bytes, depth).map(|found| vec![found.report]);
+    }
+    if name == "-" {
+        return handle::look(path, depth);
+    }
+    let failed = |error: io::Error| Failure::new(format!("cannot read {name}: {error}"));
+    let metadata = std::fs::metadata(path).map_err(failed)?;
+    if metadata.is_dir() {
+        return directory::look(path, depth);
+    }
+    let file = File::open(path).map_err(failed)?;
+    match recognize(path, &file, metadata.len()).map_err(failed)? {
+        Some(Kind::Segment) => segment::look(path, None).map(|report| vec![report]),
+        Some(Kind::Manifest) => directory::look_at_manifest(path).map(|report| vec![report]),
+        Some(Kind::Object) => {
+            let bytes = Bytes::File { file, len: metadata.len() };
+            object::look(&name, &bytes, depth).map(|found| vec![found.report])
+        }
+        Some(Kind::Handles) => handle::look(path, depth),
+        None => {
+            let mut report = Report::new(name, "unknown");
+            report.damage(None, "no segment, manifest, object or handle of tidelog: foreign, or cut short");
+            Ok(vec![report])
+        }
+    }
+}
+
+enum Kind {
+    Segment,
+    Manifest,
+    Object,
+    Handles,
+}
+
+/// The kind of a file, by its name where tidelog gives it, else by its first or last bytes.
+fn recognize(path: &Path, file: &File, len: u64) -> io::Result<Option<Kind>> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+    if name == MANIFEST_NAME {
+        return Ok(Some(Kind::Manifest));
+    }
+    if parse_segment_name(name).is_some() {
+        return Ok(Some(Kind::Segment));
+    }
+    let mut first = Vec::new();
+    file.take(4096).read_to_end(&mut first)?;
+    let mut last = [0; 8];
+    if len >= 8 {
+        file.read_exact_at(&mut last, len - 8)?;
+    }
+    Ok(if first.starts_with(b"tlogBLK\n") {
+        Some(Kind::Segment)
+    } else if first.starts_with(b"tidelogM") {
+        Some(Kind::Manifest)
+    } else if first.starts_with(&crate::handles::MAGIC) || first.trim_ascii_start().starts_with(b"{") {
+        Some(Kind::Handles)
+    } else if &last == b"tlogOBJ\n" {
+        Some(Kind::Object)
+    } else {
+        None
+    })
+}

@@ -1,0 +1,116 @@
+//! Handles: what they stand for, and whether the objects that they name are there and hold it.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde_json::Value;
+use tidelog::{ChangelogHandle, Extent, HandleError, LogId};
+
+use super::object::{self, Buckets, Found, OpenError};
+use super::{Depth, Report};
+use crate::Failure;
+use crate::handles::{self, HandlesError};
+
+/// Looks at all handles of a file; and at their objects, each once, when everything is to be looked at.
+pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
+    let name = if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() };
+    let handles = match handles::read(path) {
+        Ok(handles) => handles,
+        Err(HandlesError::Handle { source, place, .. })
+            if !matches!(source, HandleError::NewerVersion { .. }) =>
+        {
+            let mut report = Report::new(name, "handles");
+            report.damage(None, format!("{place}{source}"));
+            return Ok(vec![report]);
+        }
+        Err(error) => return Err(Failure::new(error)),
+    };
+    let mut reports = Vec::new();
+    for (index, handle) in handles.iter().enumerate() {
+        let name = if handles.len() == 1 { name.clone() } else { format!("{name}, handle {}", index + 1) };
+        let mut report = Report::new(name, "handle");
+        describe(handle, &mut report);
+        report.verified(handle.to_bytes().len() as u64);
+        reports.push(report);
+    }
+    if depth == Depth::Everything {
+        reports.extend(verify_objects(&handles)?);
+    }
+    Ok(reports)
+}
+
+fn describe(handle: &ChangelogHandle, report: &mut Report) {
+    report.fact("log", handle.log().to_string());
+    report.fact("name", handle.name());
+    report.fact("key groups", handle.key_groups().to_string());
+    report.fact("from", handle.from().0);
+    report.fact("to", handle.to().0);
+    report.fact("changes", handle.to().0 - handle.from().0);
+    let rows = handle.extents().iter().map(|extent| -> Vec<Value> {
+        vec![
+            extent.first.0.into(),
+            extent.end.0.into(),
+            extent.bucket.clone().into(),
+            extent.object.clone().into(),
+            extent.object_bytes.into(),
+        ]
+    });
+    report.list("extents", &["from", "to", "bucket", "object", "object bytes"], rows.collect());
+}
+
+/// Looks at every object that `handles` name, and whether it is the one that they mean.
+fn verify_objects(handles: &[ChangelogHandle]) -> Result<Vec<Report>, Failure> {
+    let mut objects = Objects::default();
+    for handle in handles {
+        for extent in handle.extents() {
+            objects.verify(handle.log(), extent)?;
+        }
+    }
+    Ok(objects.into_reports())
+}
+
+/// Objects in buckets, each looked at once.
+#[derive(Default)]
+pub struct Objects {
+    buckets: Buckets,
+    found: Vec<Found>,
+    known: HashMap<(String, String), usize>,
+}
+
+impl Objects {
+    /// Looks at every byte of the object that `extent` names, and whether it holds those changes of `log`.
+    pub fn verify(&mut self, log: LogId, extent: &Extent) -> Result<(), Failure> {
+        let key = (extent.bucket.clone(), extent.object.clone());
+        let index = match self.known.get(&key) {
+            Some(index) => *index,
+            None => {
+                self.found.push(look_at_object(&mut self.buckets, &extent.bucket, &extent.object)?);
+                self.known.insert(key, self.found.len() - 1);
+                self.found.len() - 1
+            }
+        };
+        let found = &mut self.found[index];
+        if let Some(what) = found.mismatch(log, extent) {
+            found.report.damage(None, what);
+        }
+        Ok(())
+    }
+
+    pub fn into_reports(self) -> Vec<Report> {
+        self.found.into_iter().map(|found| found.report).collect()
+    }
+}
+
+/// Every byte of an object in a bucket. One that is missing is damage.
+fn look_at_object(buckets: &mut Buckets, bucket: &str, object: &str) -> Result<Found, Failure> {
+    let name = format!("{bucket} {object}");
+    match buckets.open(bucket, object) {
+        Ok(bytes) => object::look(&name, &bytes, Depth::Everything),
+        Err(OpenError::Missing(what)) => {
+            let mut report = Report::new(name, "object");
+            report.damage(None, what);
+            Ok(Found { report, len: 0, footer: None })
+        }
+        Err(OpenError::Failed(what)) => Err(Failure::new(what)),
+    }
+}

@@ -1,0 +1,272 @@
+//! An object: its footer, its parts, and every changeset in them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use serde_json::Value;
+use tidelog::footer::{Footer, FooterError, TRAILER_BYTES};
+use tidelog::part::{Changeset, Compression, Directory, PartId, Run};
+use tidelog::{Extent, LogId};
+use tidelog_upload::{Driver, Runtime, StoreErrorKind};
+
+use super::{Depth, Report};
+use crate::Failure;
+use crate::places::check_bucket;
+
+/// About how much of a run is read at once, in bytes.
+const READ_BYTES: u64 = 8 << 20;
+
+/// The bytes of an object, wherever they are.
+pub enum Bytes {
+    /// In a file.
+    File { file: File, len: u64 },
+    /// In a bucket.
+    Bucket { driver: Arc<Driver>, name: String, len: u64 },
+}
+
+/// Buckets that are open, by URL.
+#[derive(Default)]
+pub struct Buckets {
+    drivers: HashMap<String, Arc<Driver>>,
+}
+
+impl Buckets {
+    /// An object in a bucket.
+    pub fn open(&mut self, bucket: &str, name: &str) -> Result<Bytes, OpenError> {
+        let failed = |error: &dyn std::fmt::Display| OpenError::Failed(error.to_string());
+        let driver = match self.drivers.get(bucket) {
+            Some(driver) => Arc::clone(driver),
+            None => {
+                check_bucket(bucket).map_err(OpenError::Missing)?;
+                let store = tidelog_upload::open_store(bucket).map_err(|error| failed(&error))?;
+                let driver =
+                    Driver::start(store, Runtime::Own { threads: 1 }).map_err(|error| failed(&error))?;
+                let driver = Arc::new(driver);
+                self.drivers.insert(bucket.to_owned(), Arc::clone(&driver));
+                driver
+            }
+        };
+        let (resolver, pending) = tidelog_upload::channel();
+        driver.size(name, move |outcome| resolver.resolve(outcome));
+        match pending.wait() {
+            Ok(Ok(len)) => Ok(Bytes::Bucket { driver, name: name.to_owned(), len }),
+            Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::NotFound) => {
+                Err(OpenError::Missing(error.to_string()))
+            }
+            Ok(Err(error)) => Err(failed(&error)),
+            Err(error) => Err(OpenError::Failed(format!("{error:?}"))),
+        }
+    }
+}
+
+/// Why an object cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It is not there.
+    #[error("{0}")]
+    Missing(String),
+    /// The bucket failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Bytes {
+    pub fn len(&self) -> u64 {
+        match self {
+            Bytes::File { len, .. } | Bytes::Bucket { len, .. } => *len,
+        }
+    }
+
+    /// All bytes of the range; the caller has held it against the length.
+    fn read(&self, range: Range<u64>) -> Result<bytes::Bytes, Failure> {
+        match self {
+            Bytes::File { file, .. } => {
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                file.read_exact_at(&mut bytes, range.start).map_err(|error| {
+                    Failure::new(format!("cannot read it at byte {}: {error}", range.start))
+                })?;
+                Ok(bytes.into())
+            }
+            Bytes::Bucket { driver, name, .. } => {
+                let (resolver, pending) = tidelog_upload::channel();
+                driver.get(name, range, move |outcome| resolver.resolve(outcome));
+                match pending.wait() {
+                    Ok(outcome) => outcome.map_err(Failure::new),
+                    Err(error) => Err(Failure::new(format!("{error:?}"))),
+                }
+            }
+        }
+    }
+}
+
+/// What was found of an object.
+pub struct Found {
+    pub report: Report,
+    pub len: u64,
+    /// `None` if it is damaged.
+    pub footer: Option<Footer>,
+}
+
+impl Found {
+    /// Why this is not the object that holds an extent of a handle.
+    pub fn mismatch(&self, log: LogId, extent: &Extent) -> Option<String> {
+        let footer = self.footer.as_ref()?;
+        if self.len != extent.object_bytes {
+            return Some(format!("it has {} bytes, a handle says {}", self.len, extent.object_bytes));
+        }
+        if footer.parts_len() != extent.footer.start || extent.footer.end != self.len {
+            return Some("its footer is not where a handle says".to_owned());
+        }
+        if footer.token() != extent.token {
+            let (found, expected) = (footer.token(), extent.token);
+            return Some(format!("its token is {found:016x}, a handle says {expected:016x}: another object"));
+        }
+        let runs = footer.parts().iter().flat_map(|part| &part.runs).filter(|run| run.log == log);
+        let held =
+            runs.fold(extent.first, |held, run| if run.first <= held { held.max(run.end) } else { held });
+        if held < extent.end {
+            return Some(format!(
+                "changes {held} to {} of log {log} are not in it, a handle says so",
+                extent.end
+            ));
+        }
+        None
+    }
+}
+
+/// Looks at one object.
+pub fn look(name: &str, bytes: &Bytes, depth: Depth) -> Result<Found, Failure> {
+    let len = bytes.len();
+    let mut report = Report::new(name, "object");
+    report.fact("length bytes", len);
+    let footer = match read_footer(bytes, &mut report) {
+        Ok(footer) => footer,
+        Err(Problem::Failure(failure)) => return Err(failure),
+        Err(Problem::Footer(newer @ FooterError::NewerVersion { .. })) => {
+            return Err(Failure::new(format!("{name}: {newer}")));
+        }
+        Err(Problem::Footer(error)) => {
+            report.damage(Some(len.saturating_sub(TRAILER_BYTES as u64)), error);
+            return Ok(Found { report, len, footer: None });
+        }
+    };
+    describe(&footer, &mut report);
+    if depth == Depth::Everything {
+        verify_parts(&footer, bytes, &mut report)?;
+    }
+    Ok(Found { report, len, footer: Some(footer) })
+}
+
+enum Problem {
+    Failure(Failure),
+    Footer(FooterError),
+}
+
+fn read_footer(bytes: &Bytes, report: &mut Report) -> Result<Footer, Problem> {
+    let read = |range| bytes.read(range).map_err(Problem::Failure);
+    let len = bytes.len();
+    let trailer = read(len.saturating_sub(TRAILER_BYTES as u64)..len)?;
+    let range = Footer::locate(&trailer, len).map_err(Problem::Footer)?;
+    let footer_bytes = range.end - range.start;
+    let footer = Footer::decode(&read(range)?, None).map_err(Problem::Footer)?;
+    report.verified(footer_bytes);
+    report.fact("footer bytes", footer_bytes);
+    if footer.parts_len().checked_add(footer_bytes) != Some(len) {
+        return Err(Problem::Footer(FooterError::Corrupt("its parts and itself do not fill the object")));
+    }
+    Ok(footer)
+}
+
+fn describe(footer: &Footer, report: &mut Report) {
+    report.fact("token", format!("{:016x}", footer.token()));
+    report.fact("parts", footer.parts().len());
+    let directories: u64 =
+        footer.parts().iter().flat_map(|part| &part.runs).map(|run| u64::from(run.directory_len)).sum();
+    report.fact("directories bytes", directories);
+    let mut logs: BTreeMap<LogId, (u64, u64, u64, u64)> = BTreeMap::new();
+    for run in footer.parts().iter().flat_map(|part| &part.runs) {
+        let sum = logs.entry(run.log).or_insert((run.first.0, run.end.0, 0, 0));
+        sum.1 = run.end.0;
+        sum.2 += run.end.0 - run.first.0;
+        sum.3 += run.len;
+    }
+    let rows = logs.iter().map(|(log, (first, end, changes, len))| -> Vec<Value> {
+        vec![log.to_string().into(), (*first).into(), (*end).into(), (*changes).into(), (*len).into()]
+    });
+    report.list("logs", &["log", "from", "to", "changes", "bytes"], rows.collect());
+    let rows = footer.parts().iter().enumerate().map(|(index, part)| -> Vec<Value> {
+        let compression = match part.compression {
+            Compression::None => "none",
+            Compression::Lz4 => "lz4",
+        };
+        vec![index.into(), part.offset.into(), part.len.into(), compression.into(), part.runs.len().into()]
+    });
+    report.list("parts listed", &["part", "offset", "bytes", "compression", "logs"], rows.collect());
+}
+
+/// Holds every directory and changeset against its checksum and the footer.
+fn verify_parts(footer: &Footer, bytes: &Bytes, report: &mut Report) -> Result<(), Failure> {
+    for (index, part) in footer.parts().iter().enumerate() {
+        let id = footer.part_id(index as u32);
+        for run in &part.runs {
+            verify_run(id, part.offset + run.offset, run, part.compression, bytes, report)?;
+        }
+    }
+    Ok(())
+}
+
+fn verify_run(
+    part: PartId,
+    start: u64,
+    run: &Run,
+    compression: Compression,
+    bytes: &Bytes,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let named = |what: &dyn std::fmt::Display| format!("part {}, log {}: {what}", part.index, run.log);
+    let directory = bytes.read(start..start + u64::from(run.directory_len))?;
+    let directory = match Directory::decode(&directory, part, run) {
+        Ok(directory) => directory,
+        Err(error) => {
+            report.damage(Some(start), named(&error));
+            return Ok(());
+        }
+    };
+    report.verified(u64::from(run.directory_len));
+    let mut changes = 0;
+    let mut intact = true;
+    let mut entries = directory.entries();
+    while let Some(first) = entries.first() {
+        // Neighbouring changesets, at least one.
+        let end = first.range.start + READ_BYTES;
+        let together = entries.iter().take_while(|entry| entry.range.end <= end).count().max(1);
+        let (now, later) = entries.split_at(together);
+        entries = later;
+        let range = first.range.start..now[together - 1].range.end;
+        let read = bytes.read(start + range.start..start + range.end)?;
+        for entry in now {
+            let piece = (entry.range.start - range.start) as usize..(entry.range.end - range.start) as usize;
+            let what = match Changeset::decode(read.slice(piece), part, run.log, entry.group, compression) {
+                Ok(set) if set.records().all(|(number, _)| (run.first..run.end).contains(&number)) => {
+                    changes += set.count();
+                    report.verified(entry.range.end - entry.range.start);
+                    continue;
+                }
+                Ok(_) => "a change whose number is not in the run".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            let group = entry.group.map_or("metadata".to_owned(), |group| format!("key group {group}"));
+            report.damage(Some(start + entry.range.start), named(&format_args!("{group}: {what}")));
+            intact = false;
+        }
+    }
+    if intact && changes != run.end.0 - run.first.0 {
+        let expected = run.end.0 - run.first.0;
+        report
+            .damage(Some(start), named(&format_args!("{changes} changes where the footer says {expected}")));
+    }
+    Ok(())
+}
