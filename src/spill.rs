@@ -414,9 +414,11 @@ impl Spiller {
     fn copy_run(&mut self, index: usize, limit: u64) -> (usize, Stop) {
         let Spiller { parts, lanes, logs, builder, open, opened, .. } = self;
         let consumer = &mut lanes[index];
-        let position = consumer.position();
+        // Looking may skip the rest of a lap, which moves the position.
+        consumer.peek();
+        let wanted = usize::try_from(limit - consumer.position()).unwrap_or(usize::MAX);
         let run = consumer.peek();
-        let run = &run[..run.len().min(usize::try_from(limit - position).unwrap_or(usize::MAX))];
+        let run = &run[..run.len().min(wanted)];
         let mut room = builder.room();
         let mut at = 0;
         // Changes of one log mostly come in a row: count them here, and in the table when another one comes.
