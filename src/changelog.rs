@@ -559,6 +559,7 @@ fn build(
             ledger: Arc::clone(&ledger),
             events: sender.clone(),
             linger: options.linger,
+            chain_blocks_max: options.chain_blocks_max(),
         }));
         let mut retention = Retention::new(0);
         for &(segment, epoch, end) in &recovered.uses {

@@ -126,7 +126,9 @@ pub enum AppendError {
         range: KeyGroupRange,
     },
     /// The value is larger than any value may be.
-    #[error("the value has {len} bytes, the largest allowed has {max}; split it, or raise value_bytes_max")]
+    #[error(
+        "the value has {len} bytes, the largest allowed has {max}; split it, or raise value_bytes_max and local_bytes"
+    )]
     TooLarge {
         /// Its length in bytes.
         len: usize,

@@ -9,6 +9,10 @@ pub use tidelog_io::engine::EngineChoice;
 pub use crate::part::Compression;
 
 const MIB: usize = 1 << 20;
+/// Fewer would leave more blocks short, more would let parts and objects grow far beyond their size.
+const CHAIN_BLOCKS_MAX: usize = 8;
+/// More than a block that holds a piece of one value has beside it.
+const BLOCK_OVERHEAD_BYTES: usize = 512;
 
 /// The options of a [`Changelog`](crate::Changelog): two that matter, the rest with defaults.
 ///
@@ -181,7 +185,9 @@ impl Options {
         self
     }
 
-    /// The largest value that can be appended, in bytes: 16 MiB, at most a quarter of the memory budget.
+    /// The largest value that can be appended, in bytes: 16 MiB, at most a quarter of the memory budget. Where
+    /// [`local_bytes`](Self::local_bytes) is so small that such a value might not fit beside what is there already, it is
+    /// less.
     #[must_use]
     pub fn value_bytes_max(mut self, bytes: usize) -> Options {
         self.value_bytes_max = bytes;
@@ -248,6 +254,26 @@ impl Options {
     /// Parts that may be in flight at once.
     pub(crate) fn parts_in_flight(&self) -> usize {
         (self.memory_share() / self.part_bytes).clamp(1, 64)
+    }
+
+    /// How many blocks in a row may end within a change before one is made to end with it.
+    pub(crate) fn chain_blocks_max(&self) -> usize {
+        let local_blocks = u64::from(self.segments_max()) * self.segment_blocks();
+        let share = usize::try_from(local_blocks / 8).unwrap_or(usize::MAX);
+        CHAIN_BLOCKS_MAX.min(self.writes_in_flight).min(share).max(1)
+    }
+
+    fn segment_blocks(&self) -> u64 {
+        self.segment_bytes / self.block_bytes as u64
+    }
+
+    /// The largest value that can be appended. Its blocks must find room when only the blocks that it hangs together with
+    /// cannot be released.
+    pub(crate) fn value_len_max(&self) -> usize {
+        let free_blocks = u64::from(self.segments_max() - 1) * self.segment_blocks();
+        let value_blocks = free_blocks.saturating_sub(self.chain_blocks_max() as u64).max(1);
+        let room = value_blocks.saturating_mul((self.block_bytes - BLOCK_OVERHEAD_BYTES) as u64);
+        self.value_bytes_max.min(usize::try_from(room).unwrap_or(usize::MAX))
     }
 
     pub(crate) fn segments_max(&self) -> u32 {

@@ -65,6 +65,8 @@ pub(crate) struct SpillerParts {
     pub events: Sender<Event>,
     pub upload_budget: Arc<Budget>,
     pub linger: Duration,
+    /// After so many blocks in a row whose last change goes on in the next one, a block ends with a change.
+    pub chain_blocks_max: usize,
 }
 
 /// The spiller of one device.
@@ -78,6 +80,8 @@ pub(crate) struct Spiller {
     /// Counts opened blocks, so that a slot's state can tell whether its table entry is of the open one.
     opened: u64,
     large: Option<LargeValue>,
+    /// How many of the last finished blocks go on in the next one.
+    chained: usize,
     /// Finished and not submitted yet.
     ready: VecDeque<FinishedBlock>,
     /// Submitted and not durable yet.
@@ -165,6 +169,7 @@ impl Spiller {
             open: None,
             opened: 0,
             large: None,
+            chained: 0,
             ready: VecDeque::new(),
             submitted: VecDeque::new(),
             requests: Vec::new(),
@@ -509,6 +514,10 @@ impl Spiller {
                 builder.add_count(state.entry, 1);
                 state.next += 1;
                 self.large = None;
+                if self.chained >= self.parts.chain_blocks_max {
+                    // Only at such an end can blocks be put into an object.
+                    self.finish_block();
+                }
                 return true;
             }
         }
@@ -542,6 +551,7 @@ impl Spiller {
             (log_of(entry.slot), BlockRange { log: entry.log, first: entry.first, end })
         });
         let continues = self.large.as_ref().is_some_and(|large| large.started);
+        self.chained = if continues { self.chained + 1 } else { 0 };
         let info = FinishedInfo { continues, ends: ends.collect() };
         let len = self.builder.finish(&mut buffer, continues);
         self.ready.push_back(FinishedBlock { buffer, len, info });

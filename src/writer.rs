@@ -144,8 +144,9 @@ impl ChangelogWriter {
     ) -> Result<SequenceNumber, AppendError> {
         self.check(key_group)?;
         self.check_open()?;
-        if len > self.core.options.value_bytes_max {
-            return Err(AppendError::TooLarge { len, max: self.core.options.value_bytes_max });
+        let max = self.core.options.value_len_max();
+        if len > max {
+            return Err(AppendError::TooLarge { len, max });
         }
         self.poisoned = true;
         let result = self.fill(key_group, len, fill);
@@ -336,7 +337,7 @@ impl ChangelogWriter {
     }
 
     fn check_len<'a>(&self, value: &'a [u8]) -> Result<&'a [u8], AppendError> {
-        let max = self.core.options.value_bytes_max;
+        let max = self.core.options.value_len_max();
         if value.len() > max { Err(AppendError::TooLarge { len: value.len(), max }) } else { Ok(value) }
     }
 
@@ -526,7 +527,7 @@ impl Future for Room<'_> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let writer = self.writer;
         writer.check_open()?;
-        let max = writer.core.options.value_bytes_max;
+        let max = writer.core.options.value_len_max();
         if self.len > max {
             return Poll::Ready(Err(AppendError::TooLarge { len: self.len, max }));
         }
