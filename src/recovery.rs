@@ -100,7 +100,10 @@ pub(crate) fn recover(
             // An untouched rest is how every segment ends; what follows tells whether it is the end of all.
             end_of_scan.number = end_of_scan.number.or(expected);
             let is_rest = matches!(end_of_scan.error, BlockError::NotABlock | BlockError::Misplaced { .. });
-            if !is_rest || found.later {
+            // What does not count may be torn: it was written again elsewhere, or its process died.
+            let counts =
+                scan.limit.is_none_or(|limit| end_of_scan.number.is_some_and(|number| number < limit));
+            if counts && (!is_rest || found.later) {
                 bad = Some(end_of_scan);
             }
         }
