@@ -210,9 +210,7 @@ impl Spiller {
             self.pressed = false;
         }
         self.submit_ready();
-        for lane in self.parts.device.lanes_from(self.lanes.len()) {
-            self.lanes.push(lane.consumer().expect("the spiller is the only consumer of its lanes"));
-        }
+        self.adopt_lanes();
         again |= self.drain_lanes(now);
         self.serve_requests();
         let lingered = |open: &OpenBlock| now.saturating_duration_since(open.opened_at) >= self.parts.linger;
@@ -227,6 +225,22 @@ impl Spiller {
             self.forward_durable();
         }
         Step { again, deadline, exit: self.exit }
+    }
+
+    /// Makes room in all lanes without looking at what they hold. Only for benches.
+    pub fn discard_lanes(&mut self) {
+        self.adopt_lanes();
+        for lane in &mut self.lanes {
+            while let bytes @ 1.. = lane.peek().len() {
+                lane.release(bytes);
+            }
+        }
+    }
+
+    fn adopt_lanes(&mut self) {
+        for lane in self.parts.device.lanes_from(self.lanes.len()) {
+            self.lanes.push(lane.consumer().expect("the spiller is the only consumer of its lanes"));
+        }
     }
 
     fn may_sleep(&self) -> bool {
