@@ -4,7 +4,13 @@
 //! new part. Run by `cargo bench --bench assemble`; without `--bench`, as under `cargo test`, or with `--smoke` it only
 //! shows that it works.
 
+#![forbid(unsafe_code)]
+
+mod common;
+
 use std::time::Instant;
+
+use common::{Bench, Limit, Table, median};
 use tidelog::assemble::Assembler;
 use tidelog::block::{Block, BlockBuilder, BlockPlace, seal};
 use tidelog::footer::Footer;
@@ -16,10 +22,25 @@ const BLOCK_BYTES: usize = 256 << 10;
 const PART: PartId = PartId { token: 1, index: 0 };
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let smoke = !args.iter().any(|arg| arg == "--bench") || args.iter().any(|arg| arg == "--smoke");
-    let (part_bytes, rounds) = if smoke { (BLOCK_BYTES * 2, 1) } else { (8 << 20, 15) };
-    println!("value B  logs × groups  in runs of  compression     GB/s  M changes/s  directories + footer");
+    let mut bench = Bench::start(
+        "assemble",
+        "How fast blocks are assembled into parts, on one core.",
+        &[("--rounds NUMBER", "parts of each kind (31)")],
+    );
+    let part_bytes = bench.size(8 << 20, BLOCK_BYTES * 2);
+    let rounds = bench.number("--rounds", bench.size(31, 1));
+    let mut table = Table::new(
+        format!("{} KiB of blocks into a part, 128 key groups; medians of {rounds} parts", part_bytes >> 10),
+        &[
+            "value_bytes",
+            "logs",
+            "in_runs_of",
+            "compression",
+            "GB/s",
+            "M_changes/s",
+            "directories_and_footer_percent",
+        ],
+    );
     for (value_len, logs, run_len, compression) in [
         (16, 4, 256, Compression::None),
         (16, 64, 1, Compression::None),
@@ -30,6 +51,7 @@ fn main() {
         (4096, 4, 16, Compression::None),
         (256, 4, 64, Compression::Lz4),
     ] {
+        bench.progress(&format!("{value_len} B, {logs} logs, {compression:?}"));
         let blocks = blocks(part_bytes, value_len, logs, run_len);
         let blocks: Vec<Block<'_>> =
             blocks.iter().map(|block| Block::decode(block, None).expect("just sealed")).collect();
@@ -49,17 +71,31 @@ fn main() {
             let footer_len = footer.encode().len() as u64;
             overhead = (directories + footer_len) as f64 / (part.bytes.len() as u64 + footer_len) as f64;
         }
-        times.sort_by(f64::total_cmp);
-        let median = times[times.len() / 2];
-        println!(
-            "{value_len:>7}  {:>13}  {run_len:>10}  {:>11}  {:>7.2}  {:>11.1}  {:>19.2} %",
-            format!("{logs} × 128"),
-            format!("{compression:?}"),
-            (changes * value_len as u64) as f64 / median / 1e9,
-            changes as f64 / median / 1e6,
-            overhead * 100.0,
-        );
+        let seconds = median(&times);
+        let (gigabytes, millions) =
+            ((changes * value_len as u64) as f64 / seconds / 1e9, changes as f64 / seconds / 1e6);
+        table.row([
+            value_len.into(),
+            logs.into(),
+            run_len.into(),
+            format!("{compression:?}").into(),
+            gigabytes.into(),
+            millions.into(),
+            (overhead * 100.0).into(),
+        ]);
+        let what = format!("{value_len} B, {logs} logs in runs of {run_len}");
+        match (value_len, compression) {
+            (256, Compression::None) => {
+                bench.target(format!("assembly in GB/s, {what}"), gigabytes, Limit::AtLeast(1.5))
+            }
+            (16, Compression::None) => {
+                bench.target(format!("assembly in million changes/s, {what}"), millions, Limit::AtLeast(40.0))
+            }
+            _ => {}
+        }
     }
+    bench.table(table);
+    bench.finish();
 }
 
 /// Blocks of changes with random key groups; the logs take turns, `run_len` changes each.
