@@ -98,7 +98,7 @@ impl Report {
                         cells.map(|(column, cell)| (column.replace(' ', "_"), cell.clone())).collect(),
                     )
                 });
-                map.insert((*name).to_owned(), rows.collect());
+                map.insert(name.replace(' ', "_"), rows.collect());
             }
         }
         map.insert("notes".to_owned(), self.notes.clone().into());

@@ -162,8 +162,10 @@ pub fn scan(path: &Path, known: Option<Known>) -> std::io::Result<Scan> {
             }
             Ok(block) => {
                 let at = block.header().place;
-                let same = Some((at.directory, at.segment, at.epoch)) == place && at.offset == offset;
-                if let (true, Some((bad_offset, error))) = (same, bad.take()) {
+                // Where the first block is bad, the use is that of the next one, for all that the file says.
+                let of_use = (at.directory, at.segment, at.epoch);
+                let same = place.is_none_or(|place| place == of_use) && at.offset == offset;
+                if let Some((bad_offset, error)) = bad.take_if(|_| same) {
                     let behind = format!("{error}; a block of the same use follows at byte {offset}");
                     scan.damages.push((bad_offset, behind));
                     return Ok(scan);
