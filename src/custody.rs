@@ -8,6 +8,7 @@
 //! 2. An object is deleted when no log of any ledger needs it, and named in one deletion at a time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use crate::device::{Device, SpillRequest, lock};
@@ -28,6 +29,10 @@ pub(crate) struct Holding {
 
 impl Holding {
     fn release_segments(&mut self) {
+        if self.ledger.is_detached() {
+            // Nothing is written to them any more, and the next open looks for all that the manifest names.
+            return;
+        }
         let released = self.retention.take_released();
         if released.is_empty() {
             return;
@@ -200,25 +205,26 @@ impl Custody {
 
     /// Objects that no log needs, and that are not being deleted yet.
     fn take_unreferenced(&mut self) -> Vec<CompletedObject> {
-        let mut objects = Vec::new();
+        // What is not durably recorded must not have an effect.
+        let settled: Vec<bool> =
+            self.holdings.iter().map(|holding| holding.ledger.settle().is_ok()).collect();
+        let mut objects: BTreeMap<String, CompletedObject> = BTreeMap::new();
         for holding in &self.holdings {
-            // What is not durably recorded must not have an effect.
-            if holding.ledger.settle().is_err() {
-                continue;
-            }
-            objects.extend(
-                holding.ledger.read(|state| state.unreferenced_objects().cloned().collect::<Vec<_>>()),
-            );
-        }
-        objects.retain(|object| {
-            let needed = self.holdings.iter().any(|holding| {
-                holding.ledger.read(|state| {
-                    state.objects().get(&object.object).is_some_and(|object| !object.ranges.is_empty())
-                })
+            holding.ledger.read(|state| {
+                let unreferenced = state.unreferenced_objects();
+                objects.extend(unreferenced.map(|object| (object.object.clone(), object.clone())));
             });
-            !needed && self.deleting.insert(object.object.clone())
+        }
+        objects.retain(|name, _| {
+            let needed = self.holdings.iter().zip(&settled).any(|(holding, settled)| {
+                let ledger = &holding.ledger;
+                let referenced =
+                    ledger.read(|state| Some(!state.objects().get(name)?.ranges.is_empty() || !settled));
+                referenced.unwrap_or(false) || ledger.relies_on(name)
+            });
+            !needed && self.deleting.insert(name.clone())
         });
-        objects
+        objects.into_values().collect()
     }
 
     /// The deletion of an object ended. If it is not gone, it will be offered again.
@@ -253,6 +259,25 @@ impl Custody {
             return Ok(());
         }
         ledger.record(ManifestRecord::completed(CompletedObject { ranges, ..object.clone() }))
+    }
+
+    /// Whether what was recorded is durable on every device, after another attempt where it was not.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn settle_ledgers(&self) -> std::io::Result<()> {
+        self.holdings.iter().try_for_each(|holding| holding.ledger.settle())
+    }
+
+    /// Whether a spiller waits for room that only uploads make.
+    pub fn is_pressed(&self) -> bool {
+        self.holdings.iter().any(|holding| holding.device.pressed.load(Ordering::Acquire))
+    }
+
+    /// No block of `device` is on its way, and the next one will begin another use of a segment.
+    pub fn stalled(&mut self, device: usize) {
+        self.holdings[device].retention.end_all();
+        self.release_segments(device);
     }
 
     /// Blocks of `device` below `number` are settled.

@@ -236,6 +236,8 @@ pub(crate) struct Device {
     pub bell: Arc<Bell>,
     /// No append is accepted any more.
     pub closed: AtomicBool,
+    /// The spiller waits for room that only uploads make.
+    pub pressed: AtomicBool,
     lanes: Mutex<Vec<Arc<Lane>>>,
     lanes_max: usize,
     lane_bytes: usize,
@@ -282,6 +284,7 @@ impl Device {
             key: KEYS.fetch_add(1, Ordering::Relaxed),
             bell,
             closed: AtomicBool::new(false),
+            pressed: AtomicBool::new(false),
             lanes: Mutex::new(vec![shared]),
             lanes_max,
             lane_bytes,

@@ -7,6 +7,7 @@
 //! failed append the end of the file is unknown, so the next one writes the whole state anew. When the device is out of
 //! service the ledger is *detached*: it goes on in memory, since persists do.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -37,7 +38,16 @@ struct Inner {
     rewritten_bytes: u64,
     /// The end of the file is unknown.
     broken: bool,
-    detached: bool,
+    detached: Option<Detached>,
+}
+
+/// What the file says for ever, since nothing is written to it any more.
+#[derive(Debug, Default)]
+struct Detached {
+    /// Uploads that count as unfinished: the next open removes their objects.
+    uploads: BTreeSet<String>,
+    /// Objects that hold changes of its logs.
+    objects: BTreeSet<String>,
 }
 
 impl fmt::Debug for Ledger {
@@ -50,7 +60,7 @@ impl Ledger {
     pub fn new(state: ManifestState, manifest: Manifest) -> Ledger {
         let rewritten_bytes = manifest.len_bytes();
         Ledger {
-            inner: Mutex::new(Inner { state, manifest, rewritten_bytes, broken: false, detached: false }),
+            inner: Mutex::new(Inner { state, manifest, rewritten_bytes, broken: false, detached: None }),
         }
     }
 
@@ -80,7 +90,7 @@ impl Ledger {
                 panic!("the manifest was to record an impossible thing: {error}");
             }
         }
-        if inner.detached {
+        if inner.detached.is_some() {
             return Ok(());
         }
         let doubled = inner.manifest.len_bytes() > 2 * inner.rewritten_bytes + GROWTH_BYTES;
@@ -103,7 +113,7 @@ impl Ledger {
     /// What the file system says.
     pub fn seal(&self) -> io::Result<()> {
         let mut inner = lock(&self.inner);
-        if inner.detached { Ok(()) } else { inner.rewrite() }
+        if inner.detached.is_some() { Ok(()) } else { inner.rewrite() }
     }
 
     /// Makes sure that nothing recorded is only in memory.
@@ -112,12 +122,30 @@ impl Ledger {
     /// What the file system says.
     pub fn settle(&self) -> io::Result<()> {
         let mut inner = lock(&self.inner);
-        if inner.broken && !inner.detached { inner.rewrite() } else { Ok(()) }
+        if inner.broken && inner.detached.is_none() { inner.rewrite() } else { Ok(()) }
     }
 
     /// The device is out of service: go on in memory.
     pub fn detach(&self) {
-        lock(&self.inner).detached = true;
+        let mut inner = lock(&self.inner);
+        let uploads = inner.state.uploads().keys().cloned().collect();
+        let objects = inner.state.objects().keys().cloned().collect();
+        inner.detached.get_or_insert(Detached { uploads, objects });
+    }
+
+    /// Whether the ledger goes on in memory alone.
+    pub fn is_detached(&self) -> bool {
+        lock(&self.inner).detached.is_some()
+    }
+
+    /// Whether the next open will remove the object, whatever becomes of it now.
+    pub fn dooms(&self, object: &str) -> bool {
+        lock(&self.inner).detached.as_ref().is_some_and(|detached| detached.uploads.contains(object))
+    }
+
+    /// Whether the next open may rely on the object, whatever becomes of it now.
+    pub fn relies_on(&self, object: &str) -> bool {
+        lock(&self.inner).detached.as_ref().is_some_and(|detached| detached.objects.contains(object))
     }
 }
 

@@ -12,12 +12,14 @@ pub(crate) struct Retention {
     /// By epoch: the segment, and the number after its last known block.
     uses: BTreeMap<u64, (u32, u64)>,
     settled: u64,
+    /// Uses below this epoch get no more blocks.
+    ended_below: u64,
 }
 
 impl Retention {
     /// A device whose blocks below `settled` are all settled.
     pub fn new(settled: u64) -> Retention {
-        Retention { uses: BTreeMap::new(), settled }
+        Retention { uses: BTreeMap::new(), settled, ended_below: 0 }
     }
 
     /// A block stands in this use of this segment.
@@ -41,13 +43,20 @@ impl Retention {
         self.settled
     }
 
-    /// Takes out the uses that may end: settled to the last block, and not the newest, which may still grow.
+    /// None of the uses known now gets a block any more.
+    pub fn end_all(&mut self) {
+        if let Some((&newest, _)) = self.uses.last_key_value() {
+            self.ended_below = newest.saturating_add(1);
+        }
+    }
+
+    /// Takes out the uses that may end: settled to the last block, and not the newest while it may still grow.
     pub fn take_released(&mut self) -> Vec<(u32, u64)> {
         let Some((&newest, _)) = self.uses.last_key_value() else { return Vec::new() };
         let settled = self.settled;
         let released: Vec<u64> = self
             .uses
-            .range(..newest)
+            .range(..newest.max(self.ended_below))
             .filter(|(_, (_, end))| *end <= settled)
             .map(|(epoch, _)| *epoch)
             .collect();
@@ -78,6 +87,19 @@ mod tests {
         assert_eq!(retention.take_released(), [], "block 4 is not settled");
         retention.settle(5);
         assert_eq!(retention.take_released(), [(2, 11)]);
+    }
+
+    #[test]
+    fn a_full_disk_lets_the_newest_use_end() {
+        let mut retention = Retention::new(0);
+        retention.block(1, 10, 0);
+        retention.settle(1);
+        assert_eq!(retention.take_released(), []);
+        retention.end_all();
+        assert_eq!(retention.take_released(), [(1, 10)]);
+        retention.block(2, 11, 1);
+        retention.settle(2);
+        assert_eq!(retention.take_released(), [], "a new use may grow");
     }
 
     #[test]

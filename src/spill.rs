@@ -92,8 +92,8 @@ pub(crate) struct Spiller {
     syncs: Vec<(u64, Answer)>,
     /// The number of the next block, once the segments do not count any more.
     sick: Option<(Arc<io::Error>, u64)>,
-    /// The uploader was told that there is no room.
-    pressed: bool,
+    /// The uploader was told that no block will be written before it makes room.
+    stalled: bool,
     durable: Vec<DurableBlock>,
     exit: bool,
 }
@@ -176,7 +176,7 @@ impl Spiller {
             flushes: Vec::new(),
             syncs: Vec::new(),
             sick: None,
-            pressed: false,
+            stalled: false,
             durable: Vec::new(),
             exit: false,
         }
@@ -207,7 +207,7 @@ impl Spiller {
         self.take_requests();
         let mut again = self.collect(Duration::ZERO);
         if self.sick.is_some() && self.parts.arena.available() > 0 {
-            self.pressed = false;
+            self.relax();
         }
         self.submit_ready();
         self.adopt_lanes();
@@ -254,7 +254,7 @@ impl Spiller {
             match request {
                 SpillRequest::Release { segment, epoch } => {
                     self.parts.segments.release(segment, epoch);
-                    self.pressed = false;
+                    self.relax();
                 }
                 SpillRequest::Flush { resolver } => {
                     let lanes = self.parts.device.lanes_from(0);
@@ -368,7 +368,9 @@ impl Spiller {
                     Drained::NoRoom => {
                         self.submit_ready();
                         if !self.ready.is_empty() || self.parts.arena.available() == 0 {
-                            self.press();
+                            if self.sick.is_some() {
+                                self.press();
+                            }
                             return false;
                         }
                     }
@@ -379,11 +381,27 @@ impl Spiller {
         any
     }
 
-    /// Tells the uploader, once, that only it can make room.
+    /// Tells the uploader that only it can make room.
     fn press(&mut self) {
-        if self.sick.is_some() && !self.pressed {
-            self.pressed = true;
+        if !self.parts.device.pressed.swap(true, Ordering::AcqRel) {
+            metrics::counter!("tidelog_local_high_water_total").increment(1);
             let _ = self.parts.events.send(Event::HighWater);
+        }
+    }
+
+    /// There is room again.
+    fn relax(&mut self) {
+        self.stalled = false;
+        self.parts.device.pressed.store(false, Ordering::Release);
+    }
+
+    /// The segments have no room for a block.
+    fn stall(&mut self) {
+        self.press();
+        // With nothing on its way the uploader knows every block, and the next one begins another use of a segment.
+        if self.submitted.is_empty() && !self.stalled {
+            self.stalled = true;
+            let _ = self.parts.events.send(Event::Stalled { device: self.parts.device.index });
         }
     }
 
@@ -587,13 +605,16 @@ impl Spiller {
                 continue;
             }
             match self.parts.segments.submit(buffer, len) {
-                Ok(number) => self.submitted.push_back((number, info)),
+                Ok(number) => {
+                    self.submitted.push_back((number, info));
+                    if self.parts.device.pressed.load(Ordering::Relaxed) {
+                        self.relax();
+                    }
+                }
                 Err(refused) => {
                     self.ready.push_front(FinishedBlock { buffer: refused.buffer, len, info });
-                    if matches!(refused.reason, RefusedReason::NoSegment) && !self.pressed {
-                        self.pressed = true;
-                        metrics::counter!("tidelog_local_high_water_total").increment(1);
-                        let _ = self.parts.events.send(Event::HighWater);
+                    if matches!(refused.reason, RefusedReason::NoSegment) {
+                        self.stall();
                     }
                     return;
                 }

@@ -11,6 +11,7 @@
 //! 4. A failed object gives its blocks back; those who asked for it get an error, nobody else notices.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,10 @@ pub(crate) enum Event {
     },
     /// The local directory is full: only uploading makes room.
     HighWater,
+    /// Nothing of a device is on its way, and no use of a segment gets another block.
+    Stalled {
+        device: usize,
+    },
     /// A use of a segment ended without a block that counts.
     EmptyUse {
         device: usize,
@@ -138,13 +143,16 @@ pub(crate) struct Uploader {
     checkpoints: Checkpoints,
     resolvers: HashMap<RequestId, PersistResolver>,
     writers_open: usize,
-    /// Decided on, and waiting for blocks or for the object before it.
+    /// Decided on, and waiting for blocks.
+    due: Option<Cut>,
+    /// What the open object is cut for.
     cut: Option<Cut>,
     object: Option<OpenObject>,
     finishing: Option<Finishing>,
     assembler: Assembler,
     objects_made: u64,
-    high_water: bool,
+    /// For each device, the end of the blocks that are through, but by records that are not durable yet.
+    unrecorded: Vec<Option<u64>>,
     /// No upload that nobody waits for before this time.
     retry_at: Option<Instant>,
     tidy: bool,
@@ -182,12 +190,13 @@ impl Uploader {
             checkpoints: Checkpoints::new(parts.options.batch_delay, parts.queue.devices()),
             resolvers: HashMap::new(),
             writers_open: 0,
+            due: None,
             cut: None,
             object: None,
             finishing: None,
             assembler: Assembler::new(),
             objects_made: 0,
-            high_water: false,
+            unrecorded: vec![None; parts.queue.devices()],
             retry_at: None,
             tidy: true,
             quiesce: Vec::new(),
@@ -259,7 +268,7 @@ impl Uploader {
     }
 
     fn idle(&self) -> bool {
-        self.resolvers.is_empty() && self.finishing.is_none() && self.cut.is_none()
+        self.resolvers.is_empty() && self.finishing.is_none() && self.cut.is_none() && self.due.is_none()
     }
 
     fn take(&mut self, event: Event, now: Instant) {
@@ -280,10 +289,8 @@ impl Uploader {
                 debug_assert!(device < self.parts.queue.devices());
                 self.checkpoints.mark(request, end);
             }
-            Event::HighWater => {
-                self.high_water = true;
-                self.tidy = true;
-            }
+            Event::HighWater => self.tidy = true,
+            Event::Stalled { device } => self.parts.custody.stalled(device),
             Event::EmptyUse { device, segment, epoch } => {
                 self.parts.custody.holdings[device].retention.found(segment, epoch, 0);
             }
@@ -339,20 +346,13 @@ impl Uploader {
             self.fail_object(now);
             return true;
         }
-        if self.cut.is_none() {
+        if self.due.is_none() {
             match self.checkpoints.decide(now, self.writers_open) {
                 Decision::Idle => {}
                 Decision::Wait(until) => {
                     *deadline = Some(deadline.map_or(until, |deadline| deadline.min(until)))
                 }
-                Decision::Cut(cut) => self.cut = Some(cut),
-            }
-            if self.cut.is_none() && self.high_water && self.finishing.is_none() && self.retry_at.is_none() {
-                let ends = self.parts.queue.whole_ends();
-                if self.object.is_some() || ends.iter().any(Option::is_some) {
-                    self.cut = Some(Cut { ends, requests: Vec::new() });
-                }
-                self.high_water = false;
+                Decision::Cut(cut) => self.due = Some(cut),
             }
         }
         if self.finishing.is_some() {
@@ -363,12 +363,20 @@ impl Uploader {
             self.finish(nobody, None, now);
             return true;
         }
-        match self.cut.take() {
-            Some(cut) if self.parts.queue.has_come(&cut.ends) => self.follow(cut, now),
-            waiting => {
-                self.cut = waiting;
-                self.put_early(now)
+        if self.cut.is_none() {
+            let queue = &self.parts.queue;
+            self.cut = self.due.take_if(|due| queue.has_come(&due.ends));
+        }
+        if self.cut.is_none() && self.retry_at.is_none() && self.parts.custody.is_pressed() {
+            // Nobody else makes room; what is due may wait for a block that waits for it.
+            let ends = self.parts.queue.whole_ends();
+            if self.object.is_some() || ends.iter().any(Option::is_some) {
+                self.cut = Some(Cut { ends, requests: Vec::new() });
             }
+        }
+        match self.cut.take() {
+            Some(cut) => self.follow(cut, now),
+            None => self.put_early(now),
         }
     }
 
@@ -416,7 +424,6 @@ impl Uploader {
             Ok(part) => part,
             Err(error) => {
                 tracing::error!(%error, "a checkpoint could not be assembled");
-                self.high_water |= cut.requests.is_empty();
                 self.answer_all(cut.requests, &error);
                 self.retry_at = Some(now + RETRY_DELAY);
                 return true;
@@ -474,8 +481,10 @@ impl Uploader {
         };
         if part.runs.is_empty() && self.object.is_none() {
             for block in &blocks {
-                self.parts.custody.settle(block.device, block.number + 1);
+                let unrecorded = &mut self.unrecorded[block.device];
+                *unrecorded = (*unrecorded).max(Some(block.number + 1));
             }
+            self.settle_recorded();
             return Ok(None);
         }
         if self.object.is_none()
@@ -580,6 +589,17 @@ impl Uploader {
         let Some(finishing) = self.finishing.take_if(|finishing| finishing.token == token) else { return };
         self.tidy = true;
         let error = match outcome {
+            Ok(_)
+                if self
+                    .parts
+                    .custody
+                    .holdings
+                    .iter()
+                    .any(|holding| holding.ledger.dooms(&finishing.name)) =>
+            {
+                let source = Arc::new(io::Error::other("the local directory went out of service meanwhile"));
+                PersistError::Manifest { object: finishing.name.clone(), source }
+            }
             Ok(size) if size == finishing.object_bytes => return self.commit(finishing, now),
             Ok(size) => PersistError::ReadBack {
                 what: format!(
@@ -601,6 +621,7 @@ impl Uploader {
             let end = &mut ends[block.device];
             *end = (*end).max(Some(block.number + 1));
         }
+        let mut failure = None;
         for (device, end) in ends.iter().enumerate() {
             let own: Vec<LogRange> = ranges
                 .values()
@@ -618,18 +639,21 @@ impl Uploader {
                 ranges: Vec::new(),
             };
             if let Err(source) = self.parts.custody.complete(device, &object, &own) {
-                // The ledger knows the object, and makes that durable with its next record: it is neither lost nor sent
-                // again. But until then no handle may name it.
-                let error = PersistError::Manifest { object: name.clone(), source: Arc::new(source) };
-                self.answer_all(cut.requests, &error);
-                return;
+                failure.get_or_insert(source);
             }
         }
-        for (device, end) in ends.into_iter().enumerate() {
-            if let Some(end) = end {
-                self.parts.custody.settle(device, end);
-            }
+        for (unrecorded, end) in self.unrecorded.iter_mut().zip(ends) {
+            *unrecorded = (*unrecorded).max(end);
         }
+        if let Some(source) = failure {
+            // The ledgers know the object, and make that durable with their next record: it is neither lost nor sent
+            // again. But until then no handle may name it, and its blocks stay.
+            let error = PersistError::Manifest { object: name.clone(), source: Arc::new(source) };
+            self.retry_at = Some(now + RETRY_DELAY);
+            self.answer_all(cut.requests, &error);
+            return;
+        }
+        self.settle_recorded();
         metrics::counter!("tidelog_objects_completed_total").increment(1);
         metrics::histogram!("tidelog_object_finish_seconds")
             .record(now.duration_since(started_at).as_secs_f64());
@@ -675,8 +699,6 @@ impl Uploader {
         self.parts.queue.give_back(blocks);
         self.clean(name);
         self.retry_at = Some(now + RETRY_DELAY);
-        // Nobody but the full disk waited for it: try again.
-        self.high_water |= requests.is_empty();
         self.answer_all(requests, error);
     }
 
@@ -727,7 +749,8 @@ impl Uploader {
     /// Carries out truncations and what follows from them.
     fn tidy_up(&mut self) {
         let in_flight = |log: LogId| {
-            let cuts = self.cut.iter().chain(self.finishing.iter().map(|finishing| &finishing.cut));
+            let finishing = self.finishing.iter().map(|finishing| &finishing.cut);
+            let cuts = self.due.iter().chain(&self.cut).chain(finishing);
             let requests = cuts.flat_map(|cut| &cut.requests).filter(|(_, request)| request.log == log);
             requests.map(|(_, request)| request.from).min()
         };
@@ -750,7 +773,24 @@ impl Uploader {
                 let _ = sender.send(Event::Deleted { object: object.object, outcome });
             });
         }
+        self.settle_recorded();
         self.settle_front();
+    }
+
+    /// Settles the blocks that are through, once the records that say so are durable.
+    fn settle_recorded(&mut self) {
+        if self.unrecorded.iter().all(Option::is_none) {
+            return;
+        }
+        if let Err(error) = self.parts.custody.settle_ledgers() {
+            tracing::warn!(%error, "a manifest cannot be written; blocks that objects hold stay on the disk");
+            return;
+        }
+        for device in 0..self.unrecorded.len() {
+            if let Some(end) = self.unrecorded[device].take() {
+                self.parts.custody.settle(device, end);
+            }
+        }
     }
 
     /// Drops blocks of which nothing is needed from the front, while no object holds earlier ones.
@@ -759,6 +799,9 @@ impl Uploader {
             return;
         }
         for device in 0..self.parts.queue.devices() {
+            if self.unrecorded[device].is_some() {
+                continue;
+            }
             let custody = &self.parts.custody;
             let settled = self.parts.queue.drop_front(device, |block| custody.needs(block));
             if let Some(number) = settled {
