@@ -1,33 +1,60 @@
 //! `tidelog bench`: what this machine reaches.
+//!
+//! The load is in `bench/load.rs`, what is said of it in `bench/report.rs` and `bench/page.rs`.
 
-use std::path::PathBuf;
+mod histogram;
+mod load;
+mod page;
+mod report;
 
-use crate::{Every, Failure, parse_bytes, parse_every};
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tidelog::Changelog;
+
+use self::load::Plan;
+use self::report::Conditions;
+use crate::places::{Survives, Tuning};
+use crate::{Every, Failure, parse_bytes, parse_every, show};
+
+/// How long an append waits for the disk or the uploads before the bench gives up.
+const APPEND_WAIT_MAX: Duration = Duration::from_secs(60);
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Other load is looked at for so long before.
+const LOOK_AROUND: Duration = Duration::from_millis(300);
 
 /// Measures appends, durable writes and checkpoints on this machine.
 ///
 /// Shows progress, then a table of throughput and latency percentiles. Figures hold only for a machine that is
-/// otherwise idle.
+/// otherwise idle. What was persisted is dropped at once, so that no disk fills up.
 #[derive(clap::Args, Debug)]
 pub struct BenchArgs {
     /// How many threads append.
     #[arg(long, value_name = "NUMBER", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: u32,
-    /// The length of a record's value in bytes (K, M, G).
-    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = parse_bytes)]
+    /// The length of a record's value in bytes (K, M, G); at most 4M.
+    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = parse_record_bytes)]
     pub(crate) record_bytes: u64,
     /// How long to measure, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) seconds: u64,
-    /// Takes a checkpoint after so many records or so much time.
+    /// Takes a checkpoint after so many records of a thread or so much time.
     #[arg(long, value_name = "RECORDS|TIME", default_value = "1s", value_parser = parse_every)]
     pub(crate) checkpoint_every: Every,
+    /// Each thread syncs after so much time.
+    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = parse_time)]
+    pub(crate) sync_every: Duration,
     /// A local directory for segments; give one for each disk. A temporary one if there is none.
     #[arg(long = "dir", value_name = "DIR")]
     pub(crate) dirs: Vec<PathBuf>,
     /// Where checkpoints go. A temporary local directory if not given.
     #[arg(long, value_name = "URL")]
     pub(crate) bucket: Option<String>,
+    #[command(flatten)]
+    pub(crate) tuning: Tuning,
     /// Prints JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -36,6 +63,124 @@ pub struct BenchArgs {
     pub(crate) html: Option<PathBuf>,
 }
 
-pub fn run(_args: BenchArgs) -> Result<(), Failure> {
-    Err(Failure::new("this build has no benchmark yet"))
+fn parse_record_bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes @ 0..=0x40_0000 => Ok(bytes),
+        _ => Err("at most 4M".to_owned()),
+    }
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    match parse_every(text)? {
+        Every::Time(time) => Ok(time),
+        Every::Records(_) => Err("give a time, as in 20ms or 1s".to_owned()),
+    }
+}
+
+pub fn run(args: BenchArgs) -> Result<(), Failure> {
+    let plan = Plan {
+        threads: args.threads,
+        record_bytes: args.record_bytes as usize,
+        time: Duration::from_secs(args.seconds),
+        checkpoint_every: args.checkpoint_every,
+        sync_every: args.sync_every,
+    };
+    // Opened first: what cannot be written should be known before the measuring, not after.
+    let html = args.html.as_deref().map(create).transpose()?;
+    let temporary = Temporary::new(&args)?;
+    let (dirs, bucket) = temporary.places(&args);
+    let options = args.tuning.options(&bucket, &dirs).append_wait_max(APPEND_WAIT_MAX);
+    let changelog = Changelog::open(options).map_err(Failure::new)?;
+    let busy_share = load::busy_share(LOOK_AROUND);
+    let conditions = Conditions {
+        plan,
+        engines: changelog.engines(),
+        durability: match args.tuning.durability {
+            Survives::Power => "the loss of power",
+            Survives::Process => "the end of the process",
+        },
+        directories: dirs.iter().map(|dir| dir.display().to_string()).collect(),
+        bucket,
+        kernel: format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
+        processors: std::thread::available_parallelism().map_or(1, usize::from),
+        busy_share,
+        clock_nanos: load::clock_cost().as_nanos() as u64,
+    };
+    let bar = progress_bar(plan.time);
+    let record_bytes = plan.record_bytes as u64;
+    let outcome = load::run(&changelog, plan, |sample| {
+        let seconds = sample.at.as_secs_f64().max(1e-9);
+        let mb_per_second = (sample.records * record_bytes) as f64 / seconds / 1e6;
+        bar.set_position(sample.at.as_millis() as u64);
+        bar.set_message(format!("{mb_per_second:.0} MB/s, {}", show::counted(sample.records, "record")));
+    });
+    bar.finish_and_clear();
+    let outcome = outcome?;
+    changelog.close(CLOSE_WAIT_MAX).map_err(Failure::new)?;
+    let output = if args.json {
+        format!("{:#}\n", report::to_json(&conditions, &outcome))
+    } else {
+        report::to_text(&conditions, &outcome)
+    };
+    io::stdout().lock().write_all(output.as_bytes())?;
+    if let (Some(mut file), Some(path)) = (html, &args.html) {
+        let page = page::render(&conditions, &outcome)
+            .map_err(|error| Failure::new(format!("cannot draw the page: {error}")))?;
+        file.write_all(page.as_bytes())
+            .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
+        eprintln!("tidelog: the page is {}", path.display());
+    }
+    temporary.remove()
+}
+
+fn create(path: &Path) -> Result<fs::File, Failure> {
+    fs::File::create(path).map_err(|error| Failure::new(format!("cannot create {}: {error}", path.display())))
+}
+
+fn progress_bar(time: Duration) -> ProgressBar {
+    let target = ProgressDrawTarget::stderr_with_hz(10);
+    let bar = ProgressBar::with_draw_target(Some(time.as_millis() as u64), target);
+    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:40}] {msg}");
+    bar.with_style(style.expect("the template is right").progress_chars("=> "))
+}
+
+/// The directory of what was not given. Removed at the end, however that comes.
+struct Temporary {
+    root: Option<PathBuf>,
+}
+
+impl Temporary {
+    fn new(args: &BenchArgs) -> Result<Temporary, Failure> {
+        if !args.dirs.is_empty() && args.bucket.is_some() {
+            return Ok(Temporary { root: None });
+        }
+        let root = std::env::temp_dir().join(format!("tidelog-bench-{}", std::process::id()));
+        fs::create_dir(&root)
+            .map_err(|error| Failure::new(format!("cannot create {}: {error}", root.display())))?;
+        Ok(Temporary { root: Some(root) })
+    }
+
+    fn places(&self, args: &BenchArgs) -> (Vec<PathBuf>, String) {
+        let root = self.root.clone().unwrap_or_default();
+        let dirs = if args.dirs.is_empty() { vec![root.join("local")] } else { args.dirs.clone() };
+        let bucket =
+            args.bucket.clone().unwrap_or_else(|| format!("file://{}", root.join("bucket").display()));
+        (dirs, bucket)
+    }
+
+    fn remove(mut self) -> Result<(), Failure> {
+        match self.root.take() {
+            Some(root) => fs::remove_dir_all(&root)
+                .map_err(|error| Failure::new(format!("cannot remove {}: {error}", root.display()))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Some(root) = &self.root {
+            let _ = fs::remove_dir_all(root);
+        }
+    }
 }

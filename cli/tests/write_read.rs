@@ -47,7 +47,7 @@ fn prefixed(records: &[&[u8]]) -> Vec<u8> {
 #[test]
 fn length_prefixed_records_hold_any_bytes() {
     let home = Home::new();
-    let large: Vec<u8> = (0..3_000_000u32).map(|at| (at * 31 >> 7) as u8).collect();
+    let large: Vec<u8> = (0..3_000_000u32).map(|at| ((at * 31) >> 7) as u8).collect();
     let records = [&b"line\nbreak"[..], b"", b"\xff\x00", &large];
     for compression in ["none", "lz4"] {
         let args = ["--framing", "length-prefixed", "--compression", compression, "--max-parallelism", "1"];
