@@ -222,19 +222,18 @@ impl Changelog {
         let mut random = system_random()?;
         let mut sites = Vec::new();
         for (path, directory) in options.directories.iter().zip(&directories) {
-            let blocks = options.spill_blocks() + options.upload_blocks();
-            let arena = Arena::new(options.block_bytes, blocks)
-                .map_err(|source| io("allocating block buffers", source))?;
-            let files: Arc<dyn Files> = directory.files();
-            let disk = engine::open_best(
-                path,
-                options.durability,
-                options.writes_in_flight,
-                Some(&arena),
-                options.engine,
-            )
-            .map_err(|source| io(format!("opening {} for direct writes", path.display()), source))?;
-            sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, arena, &options, &mut random)?);
+            let disk = |arena: &Arena| {
+                engine::open_best(
+                    path,
+                    options.durability,
+                    options.writes_in_flight,
+                    Some(arena),
+                    options.engine,
+                )
+                .map_err(|source| io(format!("opening {} for direct writes", path.display()), source))
+            };
+            let files = directory.files();
+            sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, &options, &mut random)?);
         }
         let clock: Clock = Arc::new(Instant::now);
         let (core, recovered, spillers, uploader) =
@@ -266,10 +265,8 @@ impl Changelog {
         let driver = Driver::inline(store);
         let mut sites = Vec::new();
         for (path, (files, disk)) in options.directories.iter().zip(directories) {
-            let blocks = options.spill_blocks() + options.upload_blocks();
-            let arena = Arena::new(options.block_bytes, blocks)
-                .map_err(|source| io("allocating block buffers", source))?;
-            sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, arena, &options, &mut random)?);
+            let disk = |_: &Arena| Ok(disk);
+            sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, &options, &mut random)?);
         }
         let (core, recovered, spillers, mut uploader) =
             build(options, Arc::new(driver), sites, clock, random, false)?;
@@ -415,11 +412,20 @@ impl Changelog {
             device.closed.store(true, Ordering::Release);
             device.request(SpillRequest::Exit);
         }
-        self.core.send(Event::Exit);
-        if let Engine::Threads { spillers, uploader } = &mut *lock(&self.engine) {
-            for thread in spillers.drain(..).chain(uploader.take()) {
-                // A thread that panicked has said so.
-                let _ = thread.join();
+        // The uploader goes last: it has to hear of every block that became durable. A thread that panicked has said so.
+        match &mut *lock(&self.engine) {
+            Engine::Threads { spillers, uploader } => {
+                spillers.drain(..).for_each(|thread| drop(thread.join()));
+                self.core.send(Event::Exit);
+                uploader.take().into_iter().for_each(|thread| drop(thread.join()));
+            }
+            Engine::Manual { spillers, uploader } => {
+                let now = self.core.now();
+                for spiller in spillers {
+                    spiller.step(now);
+                }
+                self.core.send(Event::Exit);
+                uploader.step(now);
             }
         }
         self.core.driver.shutdown();
@@ -450,8 +456,7 @@ impl OpenSite {
         device: usize,
         path: PathBuf,
         files: Arc<dyn Files>,
-        disk: Box<dyn Disk>,
-        arena: Arena,
+        disk: impl FnOnce(&Arena) -> Result<Box<dyn Disk>, OpenError>,
         options: &Options,
         random: &mut Random,
     ) -> Result<OpenSite, OpenError> {
@@ -478,6 +483,11 @@ impl OpenSite {
         let next_number = recovered.next_number;
         let known = known_segments(&*files, &state, options.segment_bytes)
             .map_err(|source| io(at("listing segments"), source))?;
+        // All is read and found good: now the memory, the disk, and the first thing that is written.
+        let blocks = options.spill_blocks() + options.upload_blocks();
+        let arena = Arena::new(options.block_bytes, blocks)
+            .map_err(|source| io("allocating block buffers", source))?;
+        let disk = disk(&arena)?;
         let ledger = Arc::new(Ledger::new(state, manifest));
         let mut records = Vec::new();
         if known.iter().any(|known| known.in_use) {
@@ -571,8 +581,8 @@ fn build(
             chain_blocks_max: options.chain_blocks_max(),
         }));
         let mut retention = Retention::new(0);
-        for &(segment, epoch, end) in &recovered.uses {
-            retention.found(segment, epoch, end);
+        for found in &recovered.uses {
+            retention.found(found.clone());
         }
         let readers = Arc::new(Readers::default());
         holdings.push(Holding {

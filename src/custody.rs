@@ -15,7 +15,7 @@ use crate::device::{Device, SpillRequest, lock};
 use crate::ledger::Ledger;
 use crate::manifest::{CompletedObject, LogRange, LogState, ManifestRecord};
 use crate::queue::LocalBlock;
-use crate::retention::Retention;
+use crate::retention::{Retention, SegmentUse};
 use crate::types::{LogId, SequenceNumber};
 
 /// One device, as far as keeping goes.
@@ -290,6 +290,17 @@ impl Custody {
     pub fn release_segments(&mut self, device: usize) {
         let readers = Arc::clone(&self.holdings[device].readers);
         readers.if_none(|| self.holdings[device].release_segments());
+    }
+
+    /// No block is to come: notes what each segment holds, so that its loss is noticed.
+    pub fn seal_segments(&self) {
+        for (device, holding) in self.holdings.iter().enumerate() {
+            let seal = |used: &SegmentUse| {
+                let SegmentUse { segment, epoch, blocks } = used.clone();
+                ManifestRecord::SegmentSealed { segment, epoch, blocks }
+            };
+            self.record(device, holding.retention.uses().map(seal).collect());
+        }
     }
 
     /// Records what has no effect that must wait for it.

@@ -83,6 +83,15 @@ pub enum ManifestRecord {
         /// The use that ended.
         epoch: u64,
     },
+    /// This use of a segment holds exactly these blocks, all of them durable: none is to come.
+    SegmentSealed {
+        /// The segment.
+        segment: u32,
+        /// The use.
+        epoch: u64,
+        /// The numbers of its blocks.
+        blocks: Range<u64>,
+    },
     /// Blocks in segments of epochs below `epoch_below` count only if their number is below `number`.
     Cut {
         /// The first epoch that the cut does not concern.
@@ -186,6 +195,7 @@ const TAG_UPLOAD_OPENED: u8 = 10;
 const TAG_OBJECT_COMPLETED: u8 = 11;
 const TAG_UPLOAD_ABANDONED: u8 = 12;
 const TAG_OBJECT_DELETED: u8 = 13;
+const TAG_SEGMENT_SEALED: u8 = 14;
 
 impl ManifestRecord {
     /// The records that say that `object` is complete: one, or several if it has very many ranges.
@@ -221,6 +231,11 @@ impl ManifestRecord {
             }
             ManifestRecord::SegmentReleased { segment, epoch } => {
                 put_segment(&mut out, TAG_SEGMENT_RELEASED, *segment, *epoch);
+            }
+            ManifestRecord::SegmentSealed { segment, epoch, blocks } => {
+                put_segment(&mut out, TAG_SEGMENT_SEALED, *segment, *epoch);
+                varint::put(&mut out, blocks.start);
+                varint::put(&mut out, blocks.end.wrapping_sub(blocks.start));
             }
             ManifestRecord::Cut { epoch_below, number } => {
                 out.push(TAG_CUT);
@@ -316,6 +331,14 @@ impl ManifestRecord {
             TAG_OBJECT_COMPLETED => ManifestRecord::ObjectCompleted(read_completed(&mut reader)?),
             TAG_UPLOAD_ABANDONED => ManifestRecord::UploadAbandoned { object: read_object(&mut reader)? },
             TAG_OBJECT_DELETED => ManifestRecord::ObjectDeleted { object: read_object(&mut reader)? },
+            TAG_SEGMENT_SEALED => {
+                let segment = read_segment(&mut reader)?;
+                let epoch = reader.varint("epoch")?;
+                let start = reader.varint("block number")?;
+                let end = start.checked_add(reader.varint("number of blocks")?);
+                let blocks = start..end.ok_or(ManifestError::Invalid("number of blocks"))?;
+                ManifestRecord::SegmentSealed { segment, epoch, blocks }
+            }
             0 => return Err(ManifestError::Invalid("kind")),
             tag => return Err(ManifestError::NewerRecord { tag }),
         };
@@ -468,7 +491,7 @@ mod tests {
 
     #[test]
     fn unknown_kinds_are_newer() {
-        for tag in TAG_OBJECT_DELETED + 1..=u8::MAX {
+        for tag in TAG_SEGMENT_SEALED + 1..=u8::MAX {
             assert_eq!(ManifestRecord::decode(&[tag, 1, 2, 3]), Err(ManifestError::NewerRecord { tag }));
         }
         assert_eq!(ManifestRecord::decode(&[0, 1, 2, 3]), Err(ManifestError::Invalid("kind")));

@@ -21,6 +21,7 @@ use crate::error::OpenError;
 use crate::manifest::ManifestState;
 use crate::queue::{BlockRange, Held, LocalBlock};
 use crate::record::{FrameKind, Header};
+use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 
 /// How much is read at once, in bytes.
@@ -37,8 +38,8 @@ pub(crate) struct Recovered {
     pub next_number: u64,
     /// For each log with changes in those blocks, what they hold of it.
     pub ranges: BTreeMap<LogId, (SequenceNumber, SequenceNumber)>,
-    /// For each segment in use, in the order of epochs: segment, epoch, the number after its last block (0 if none).
-    pub uses: Vec<(u32, u64, u64)>,
+    /// The segments in use, in the order of epochs.
+    pub uses: Vec<SegmentUse>,
 }
 
 /// Where and why reading stopped.
@@ -77,7 +78,8 @@ pub(crate) fn recover(
             Scan { device, directory, files, directory_id, segment, epoch, limit: state.number_limit(epoch) };
         let found = scan.run()?;
         watermark = watermark.max(found.watermark);
-        let mut end = 0;
+        check_sealed(directory, segment, state.sealed(segment), &found)?;
+        let mut blocks = expected.unwrap_or(0)..expected.unwrap_or(0);
         for (block, resumes) in found.blocks {
             let due = *expected.get_or_insert(block.number);
             if bad.is_some() {
@@ -89,8 +91,11 @@ pub(crate) fn recover(
                 bad = Some(Bad { segment, offset, error, number: Some(due) });
                 break;
             }
+            if blocks.is_empty() {
+                blocks.start = due;
+            }
             expected = Some(due + 1);
-            end = due + 1;
+            blocks.end = due + 1;
             recovered.blocks.push(block);
             recovered.resumes.push(resumes);
         }
@@ -107,7 +112,7 @@ pub(crate) fn recover(
                 bad = Some(end_of_scan);
             }
         }
-        recovered.uses.push((segment, epoch, end));
+        recovered.uses.push(SegmentUse { segment, epoch, blocks });
     }
     let end = expected.unwrap_or(0).max(state.next_number());
     let lost = match &bad {
@@ -125,6 +130,34 @@ pub(crate) fn recover(
     trim_unfinished(directory, files, &mut recovered)?;
     check_logs(directory, state, &mut recovered)?;
     Ok(recovered)
+}
+
+/// A use that was ended cleanly holds what it held then.
+fn check_sealed(
+    directory: &Path,
+    segment: u32,
+    sealed: Option<std::ops::Range<u64>>,
+    found: &Found,
+) -> Result<(), OpenError> {
+    let Some(sealed) = sealed else { return Ok(()) };
+    let numbers = found.blocks.iter().map(|(block, _)| block.number);
+    if numbers.eq(sealed.clone()) {
+        return Ok(());
+    }
+    let (offset, source) = match &found.bad {
+        Some(bad) => (bad.offset, bad.error.clone()),
+        None => {
+            let offset = found.blocks.last().and_then(|(block, _)| Some(block.place?.offset + block.len as u64));
+            let (have, needed) = (found.blocks.len(), (sealed.end - sealed.start) as usize);
+            (offset.unwrap_or(0), BlockError::Truncated { needed, have })
+        }
+    };
+    Err(OpenError::Damaged {
+        directory: directory.to_owned(),
+        segment: segment_name(segment),
+        offset,
+        source,
+    })
 }
 
 /// Blocks that were durable are gone without a trace of a bad one: a segment was cut short or replaced.

@@ -5,15 +5,25 @@
 //! is settled and a later use has begun. Which objects still have readers is the ledger's knowledge.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The uses of one device's segments, and how far its blocks are settled.
 #[derive(Debug, Default)]
 pub(crate) struct Retention {
-    /// By epoch: the segment, and the number after its last known block.
-    uses: BTreeMap<u64, (u32, u64)>,
+    /// By epoch.
+    uses: BTreeMap<u64, SegmentUse>,
     settled: u64,
     /// Uses below this epoch get no more blocks.
     ended_below: u64,
+}
+
+/// One use of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentUse {
+    pub segment: u32,
+    pub epoch: u64,
+    /// The numbers of its known blocks; empty if there are none.
+    pub blocks: Range<u64>,
 }
 
 impl Retention {
@@ -24,13 +34,20 @@ impl Retention {
 
     /// A block stands in this use of this segment.
     pub fn block(&mut self, segment: u32, epoch: u64, number: u64) {
-        let (_, end) = self.uses.entry(epoch).or_insert((segment, 0));
-        *end = (*end).max(number + 1);
+        let fresh = SegmentUse { segment, epoch, blocks: number..number };
+        let blocks = &mut self.uses.entry(epoch).or_insert(fresh).blocks;
+        debug_assert_eq!(blocks.end, number, "blocks come in the order of their numbers");
+        blocks.end = number + 1;
     }
 
-    /// A use found at recovery, with the number after its last block (zero if it has none).
-    pub fn found(&mut self, segment: u32, epoch: u64, end: u64) {
-        self.uses.insert(epoch, (segment, end));
+    /// A use found at recovery, or one that ended without a block.
+    pub fn found(&mut self, found: SegmentUse) {
+        self.uses.insert(found.epoch, found);
+    }
+
+    /// All uses that hold blocks, in the order of their epochs.
+    pub fn uses(&self) -> impl Iterator<Item = &SegmentUse> {
+        self.uses.values().filter(|used| !used.blocks.is_empty())
     }
 
     /// All blocks below `number` are settled.
@@ -57,12 +74,12 @@ impl Retention {
         let released: Vec<u64> = self
             .uses
             .range(..newest.max(self.ended_below))
-            .filter(|(_, (_, end))| *end <= settled)
+            .filter(|(_, used)| used.blocks.is_empty() || used.blocks.end <= settled)
             .map(|(epoch, _)| *epoch)
             .collect();
         released
             .into_iter()
-            .filter_map(|epoch| self.uses.remove(&epoch).map(|(segment, _)| (segment, epoch)))
+            .filter_map(|epoch| self.uses.remove(&epoch).map(|used| (used.segment, epoch)))
             .collect()
     }
 }
@@ -105,8 +122,8 @@ mod tests {
     #[test]
     fn empty_uses_found_at_recovery_are_released() {
         let mut retention = Retention::new(7);
-        retention.found(3, 1, 0);
-        retention.found(4, 2, 9);
+        retention.found(SegmentUse { segment: 3, epoch: 1, blocks: 0..0 });
+        retention.found(SegmentUse { segment: 4, epoch: 2, blocks: 7..9 });
         retention.block(5, 3, 9);
         assert_eq!(retention.take_released(), [(3, 1)]);
         retention.settle(9);

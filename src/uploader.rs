@@ -29,6 +29,7 @@ use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
 use crate::options::Options;
 use crate::part::PartId;
 use crate::queue::{LocalBlock, Queue};
+use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 
 /// How long to wait after a failure before uploading, or deleting, again what nobody waits for.
@@ -292,7 +293,8 @@ impl Uploader {
             Event::HighWater => self.tidy = true,
             Event::Stalled { device } => self.parts.custody.stalled(device),
             Event::EmptyUse { device, segment, epoch } => {
-                self.parts.custody.holdings[device].retention.found(segment, epoch, 0);
+                let empty = SegmentUse { segment, epoch, blocks: 0..0 };
+                self.parts.custody.holdings[device].retention.found(empty);
             }
             Event::ReaderGone { device } => self.parts.custody.release_segments(device),
             Event::WriterOpened => self.writers_open += 1,
@@ -331,7 +333,10 @@ impl Uploader {
                 }
             },
             Event::Quiesce { resolver } => self.quiesce.push(resolver),
-            Event::Exit => self.exit = true,
+            Event::Exit => {
+                self.parts.custody.seal_segments();
+                self.exit = true;
+            }
         }
     }
 

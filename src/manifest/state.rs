@@ -3,6 +3,7 @@
 //! Owns the rules of which record may follow which. What a record looks like in the file belongs to `manifest.rs`.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::{CompletedObject, LogRange, ManifestError, ManifestRecord, RANGES_PER_RECORD_MAX};
 use crate::handle::{BUCKET_BYTES_MAX, LOG_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
@@ -71,6 +72,8 @@ pub struct ManifestState {
     next_epoch: u64,
     next_number: u64,
     segments: BTreeMap<u32, u64>,
+    /// What is known of the blocks in segments in use.
+    sealed: BTreeMap<u32, Range<u64>>,
     cuts: Vec<Cut>,
     logs: BTreeMap<LogId, LogState>,
     uploads: BTreeMap<String, OpenUpload>,
@@ -130,6 +133,10 @@ impl ManifestState {
         records.extend(
             segments.into_iter().map(|(epoch, segment)| ManifestRecord::SegmentAcquired { segment, epoch }),
         );
+        records.extend(self.sealed.iter().map(|(&segment, blocks)| {
+            let (epoch, blocks) = (self.segments[&segment], blocks.clone());
+            ManifestRecord::SegmentSealed { segment, epoch, blocks }
+        }));
         records.extend(
             self.cuts.iter().map(|&Cut { epoch_below, number }| ManifestRecord::Cut { epoch_below, number }),
         );
@@ -186,6 +193,12 @@ impl ManifestState {
         &self.segments
     }
 
+    /// The numbers of the blocks that a segment in use holds, if that use was ended cleanly.
+    #[must_use]
+    pub fn sealed(&self, segment: u32) -> Option<Range<u64>> {
+        self.sealed.get(&segment).cloned()
+    }
+
     /// The cuts that concern segments in use.
     #[must_use]
     pub fn cuts(&self) -> &[Cut] {
@@ -234,6 +247,15 @@ impl ManifestState {
             }
             ManifestRecord::SegmentReleased { segment, epoch } => {
                 ensure(self.segments.get(segment) == Some(epoch), "the segment is not in use with that epoch")
+            }
+            ManifestRecord::SegmentSealed { segment, epoch, blocks } => {
+                ensure(
+                    self.segments.get(segment) == Some(epoch),
+                    "the segment is not in use with that epoch",
+                )?;
+                let known = self.sealed.get(segment);
+                ensure(known.is_none_or(|known| known == blocks), "the segment was sealed otherwise")?;
+                valid(blocks.start <= blocks.end, "number of blocks")
             }
             ManifestRecord::Cut { epoch_below, number } => {
                 let last = self.cuts.last();
@@ -313,7 +335,12 @@ impl ManifestState {
             }
             ManifestRecord::SegmentReleased { segment, .. } => {
                 self.segments.remove(&segment);
+                self.sealed.remove(&segment);
                 self.drop_spent_cuts();
+            }
+            ManifestRecord::SegmentSealed { segment, blocks, .. } => {
+                self.next_number = self.next_number.max(blocks.end);
+                self.sealed.insert(segment, blocks);
             }
             ManifestRecord::Cut { epoch_below, number } => {
                 let cut = Cut { epoch_below, number };
@@ -603,6 +630,9 @@ mod tests {
                 .prop_map(|(segment, epoch)| ManifestRecord::SegmentAcquired { segment, epoch }),
             (0u32..4, 0u64..30)
                 .prop_map(|(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch }),
+            (0u32..4, 0u64..12, 0u64..50, 0u64..5).prop_map(|(segment, epoch, start, count)| {
+                ManifestRecord::SegmentSealed { segment, epoch, blocks: start..start + count }
+            }),
             (0u64..30, 0u64..30)
                 .prop_map(|(epoch_below, number)| ManifestRecord::Cut { epoch_below, number }),
             log().prop_map(created),

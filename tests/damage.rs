@@ -1,0 +1,180 @@
+//! What is on the disk or in the bucket is damaged on purpose: every flipped bit and every missing byte is noticed.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use common::{collect, objects, read};
+use tidelog::{
+    Changelog, ChangelogHandle, ChangelogReader, KeyGroup, KeyGroupRange, OpenError, Options, ReadError,
+    SequenceNumber,
+};
+
+const ZERO: SequenceNumber = SequenceNumber::ZERO;
+
+/// The smallest segments and blocks there are.
+fn tiny(dir: &Path) -> Options {
+    let options = common::options(dir).block_bytes(8 << 10).segment_bytes(16 << 10).local_bytes(1 << 20);
+    options.lane_bytes(64 << 10).part_bytes(1 << 20).value_bytes_max(1 << 20).memory_bytes(4 << 20)
+}
+
+/// Three segments, the last of them partly filled, cleanly closed.
+fn close_cleanly(dir: &Path) {
+    let changelog = Changelog::open(tiny(dir)).unwrap();
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    for number in 0..9u16 {
+        writer.append(KeyGroup(number), &[number as u8; 3000]).unwrap();
+        writer.sync().wait().unwrap();
+    }
+    changelog.close(Duration::from_secs(20)).unwrap();
+}
+
+fn local_files(dir: &Path, prefix: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+    let files = fs::read_dir(dir.join("local")).unwrap().map(|entry| entry.unwrap().path());
+    let wanted = files.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(prefix));
+    wanted.map(|path| (path.clone(), fs::read(&path).unwrap())).collect()
+}
+
+/// The bytes up to the last one that is not zero: what was written in the only use of a segment.
+fn written(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)
+}
+
+fn must_be_refused(dir: &Path, what: &str) {
+    match Changelog::open(tiny(dir)) {
+        Err(OpenError::Damaged { segment, .. }) => assert!(segment.starts_with("segment-"), "{segment}"),
+        Err(OpenError::Manifest { .. } | OpenError::Record { .. }) => {}
+        Err(error) => panic!("{what}: refused for another reason: {error}"),
+        Ok(_) => panic!("{what}: not noticed"),
+    }
+}
+
+#[test]
+fn a_sealed_segment_shows_every_flipped_bit_and_missing_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    close_cleanly(dir.path());
+    let manifest = local_files(dir.path(), "MANIFEST");
+    let segments = local_files(dir.path(), "segment-");
+    assert!(segments.values().filter(|bytes| written(bytes) > 0).count() >= 3);
+    let restore = |files: &BTreeMap<PathBuf, Vec<u8>>| {
+        for (path, bytes) in files {
+            fs::write(path, bytes).unwrap();
+        }
+    };
+    for (path, bytes) in &segments {
+        let len = written(bytes);
+        // Each bit of the headers, and one bit of each byte of the rest: opening takes a millisecond.
+        let flips = (0..len).flat_map(|at| {
+            let bits = if at % 4096 < 160 && at % 4 == 0 { 0..8 } else { at % 8..at % 8 + 1 };
+            bits.map(move |bit| (at, bit)).filter(move |(at, _)| at % 4096 < 160 || at % 61 == 0)
+        });
+        for (at, bit) in flips {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << bit;
+            fs::write(path, &damaged).unwrap();
+            must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of {}", path.display()));
+        }
+        for cut in (0..len).step_by(509).chain((len > 0).then(|| len - 1)) {
+            fs::write(path, &bytes[..cut]).unwrap();
+            must_be_refused(dir.path(), &format!("{} cut to {cut} bytes", path.display()));
+        }
+        if len > 0 {
+            fs::write(path, vec![0; bytes.len()]).unwrap();
+            must_be_refused(dir.path(), &format!("{} zeroed", path.display()));
+        }
+        restore(&segments);
+        restore(&manifest);
+    }
+    let changelog = Changelog::open(tiny(dir.path())).unwrap();
+    assert_eq!(changelog.recovered()[0].end(), SequenceNumber(9), "undamaged, it opens");
+}
+
+#[test]
+fn a_sealed_manifest_shows_every_flipped_bit_and_missing_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    close_cleanly(dir.path());
+    let (path, bytes) = local_files(dir.path(), "MANIFEST").pop_first().unwrap();
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << bit;
+            fs::write(&path, &damaged).unwrap();
+            must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of the manifest"));
+        }
+        fs::write(&path, &bytes[..at]).unwrap();
+        must_be_refused(dir.path(), &format!("the manifest cut to {at} bytes"));
+    }
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(Changelog::open(tiny(dir.path())).unwrap().recovered().len(), 1, "undamaged, it opens");
+}
+
+fn persisted(dir: &Path) -> (ChangelogHandle, PathBuf, Vec<u8>) {
+    let changelog = Changelog::open(tiny(dir)).unwrap();
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    for number in 0..40u16 {
+        writer.append(KeyGroup(number % 3), &[number as u8; 20]).unwrap();
+    }
+    let handle = writer.persist_durably(ZERO).wait().unwrap();
+    let path = dir.join("bucket/tidelog").join(&objects(dir)[0]);
+    let bytes = fs::read(&path).unwrap();
+    (handle, path, bytes)
+}
+
+#[test]
+fn an_object_shows_every_flipped_bit_and_missing_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let (handle, path, bytes) = persisted(dir.path());
+    let whole = read(std::slice::from_ref(&handle), KeyGroupRange::ALL);
+    let attempt = || -> Result<Vec<_>, ReadError> {
+        ChangelogReader::open(std::slice::from_ref(&handle), KeyGroupRange::ALL)?.collect()
+    };
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1 << (at % 8);
+        fs::write(&path, &damaged).unwrap();
+        match attempt() {
+            Err(ReadError::Footer { object, .. } | ReadError::Damaged { object, .. }) => {
+                assert!(path.ends_with(&object), "{object}");
+            }
+            other => panic!("bit {} of byte {at}: {other:?}", at % 8),
+        }
+    }
+    for cut in 0..bytes.len() {
+        fs::write(&path, &bytes[..cut]).unwrap();
+        assert!(matches!(attempt(), Err(ReadError::Store(_))), "cut to {cut} bytes");
+    }
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(attempt(), Err(ReadError::Store(error)) if error.is_not_found()));
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(read(&[handle], KeyGroupRange::ALL), whole);
+}
+
+#[test]
+fn a_torn_tail_after_a_kill_is_an_end_not_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    {
+        let changelog = Changelog::open(tiny(dir.path())).unwrap();
+        let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+        for number in 0..3u16 {
+            writer.append(KeyGroup(number), &[1; 3000]).unwrap();
+            writer.sync().wait().unwrap();
+        }
+        // As a kill leaves it: the manifest is not sealed.
+        fs::copy(dir.path().join("local/MANIFEST"), dir.path().join("kept")).unwrap();
+    }
+    fs::copy(dir.path().join("kept"), dir.path().join("local/MANIFEST")).unwrap();
+    let segments = local_files(dir.path(), "segment-");
+    let (path, bytes) = segments.iter().filter(|(_, bytes)| written(bytes) > 0).next_back().unwrap();
+    let last_block = (written(bytes) - 1) / 4096 * 4096;
+    let mut torn = bytes.clone();
+    torn[last_block + 2000..].fill(0);
+    fs::write(path, torn).unwrap();
+    let changelog = Changelog::open(tiny(dir.path())).unwrap();
+    let recovered = &changelog.recovered()[0];
+    assert_eq!(recovered.end(), SequenceNumber(2));
+    let content = collect(recovered.read(KeyGroupRange::ALL).unwrap());
+    assert_eq!(content.values().map(Vec::len).sum::<usize>(), 2);
+}
