@@ -32,7 +32,7 @@ use crate::options::{Options, UploadRuntime};
 use crate::queue::{Queue, Source};
 use crate::recovered::RecoveredLog;
 use crate::recovery::{Recovered, recover};
-use crate::retention::Retention;
+use crate::retention::{Retention, SegmentUse};
 use crate::spill::{Spiller, SpillerParts};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 use crate::uploader::{Event, Uploader, UploaderParts};
@@ -474,9 +474,9 @@ impl OpenSite {
         let state = ManifestState::replay(records.iter().map(Vec::as_slice))
             .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
         let recovered = recover(device, &path, &*files, directory_id, &state)?;
-        for &(segment, ..) in &recovered.uses {
+        for SegmentUse { segment, .. } in &recovered.uses {
             // Writes may have been in flight when the process died: what was found of them must stay.
-            let name = segment_name(segment);
+            let name = segment_name(*segment);
             files.sync(&name).map_err(|source| io(at(&format!("syncing {name}")), source))?;
         }
         let next_epoch = state.next_epoch().max(1);

@@ -147,7 +147,8 @@ fn check_sealed(
     let (offset, source) = match &found.bad {
         Some(bad) => (bad.offset, bad.error.clone()),
         None => {
-            let offset = found.blocks.last().and_then(|(block, _)| Some(block.place?.offset + block.len as u64));
+            let offset =
+                found.blocks.last().and_then(|(block, _)| Some(block.place?.offset + block.len as u64));
             let (have, needed) = (found.blocks.len(), (sealed.end - sealed.start) as usize);
             (offset.unwrap_or(0), BlockError::Truncated { needed, have })
         }
