@@ -20,7 +20,7 @@ use crate::checkpoint::{Request, RequestId};
 use crate::device::{Charge, Device, LaneRef, Log, SHARED_LANE, SideValue, SpillRequest, lock};
 use crate::error::{AppendError, ControlError, PersistError, SyncError};
 use crate::handle::ChangelogHandle;
-use crate::record::{FrameKind, Header, VALUE_BYTES_MAX};
+use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header, VALUE_BYTES_MAX};
 use crate::types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 use crate::uploader::Event;
 
@@ -350,8 +350,7 @@ impl ChangelogWriter {
                 Err(PushError::Full) => {
                     let deadline = asked_at + wait_max;
                     let lane = self.device.current_lane().map_err(|_| AppendError::NoMemory)?;
-                    // The marker of a hand-over may have to fit as well.
-                    let fits = lane.lane.wait_for_room(value.len() + MARKER_BYTES + 8, deadline);
+                    let fits = lane.lane.wait_for_room(with_marker(value.len(), &lane), deadline);
                     // `append_with` has the writer marked until it is through.
                     self.check_intake()?;
                     if !fits && Instant::now() >= deadline {
@@ -486,6 +485,12 @@ fn frame_header(kind: ChangeKind, key_group: KeyGroup, slot: u32, len: usize) ->
 /// Lane index, four zeros, position, next sequence number.
 pub(crate) const MARKER_BYTES: usize = 24;
 
+/// The room to wait for: the marker of a hand-over may have to fit as well. A lane calls what is too large for any room
+/// fitting, so as not to wait in vain.
+fn with_marker(len: usize, lane: &LaneRef) -> usize {
+    (len + MARKER_BYTES + FRAME_HEADER_BYTES).min(lane.lane.value_len_max())
+}
+
 /// Makes the shared lane this thread's for a while; does nothing for a lane of its own.
 struct SharedLane<'a> {
     claimed: Option<(std::sync::MutexGuard<'a, ()>, LaneRef)>,
@@ -538,7 +543,7 @@ impl Future for Room<'_> {
         } else {
             self.len
         };
-        here.lane.poll_room(in_lane + MARKER_BYTES + 8, context).map(Ok)
+        here.lane.poll_room(with_marker(in_lane, &here), context).map(Ok)
     }
 }
 
