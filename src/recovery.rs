@@ -403,6 +403,8 @@ fn check_logs(directory: &Path, state: &ManifestState, recovered: &mut Recovered
         let covered = log.covered();
         let begun = whole_from(range, resumes);
         match recovered.ranges.get_mut(&range.log) {
+            // Nothing but the middle of a change: it ends in the next block, or was never finished.
+            None if begun > range.end => {}
             Some((_, end)) if *end == range.first || *end == begun => *end = range.end.max(*end),
             // What objects hold or truncation dropped may be missing here.
             _ if covered >= begun => {
