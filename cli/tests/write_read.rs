@@ -125,10 +125,36 @@ fn what_a_killed_run_left_is_kept_persisted_or_discarded() {
     assert_eq!(stdout(&succeeds(tidelog_with(&["read", &handles]))), "one\nthree\n");
     // It has its handle now.
     let again = succeeds(home.write(&["--recover", "persist"], ""));
-    assert_eq!(stdout(&again).lines().count(), 1, "{}", stdout(&again));
+    assert!(!stderr(&again).contains("persisted now"), "{}", stderr(&again));
     let discarded = succeeds(home.write(&["--recover", "discard"], "four\n"));
     assert!(stderr(&discarded).contains("discarded"), "{}", stderr(&discarded));
     assert_eq!(stdout(&succeeds(tidelog_with(&["read", "--dir", &home.text("local")]))), "four\n");
+}
+
+#[test]
+fn a_handle_given_out_just_before_the_kill_is_not_given_again() {
+    let home = Home::new();
+    kill_after_sync(&home, "one\n");
+    // As if the process had been killed between giving the handle out and confirming it.
+    let logs = tidelog::LocalLogs::open(home.path("local")).unwrap();
+    let [log] = logs.logs() else { panic!("{logs:?}") };
+    let extent = tidelog::Extent {
+        bucket: home.bucket(),
+        object: "tidelog/00000000-0".to_owned(),
+        object_bytes: 100,
+        footer: 50..100,
+        token: 0,
+        first: log.start(),
+        end: log.end(),
+    };
+    let (id, name, range) = (log.log(), log.name(), log.key_groups());
+    let handle =
+        tidelog::ChangelogHandle::new(id, name, range, log.start(), log.end(), vec![extent]).unwrap();
+    let file = home.put("handles.jsonl", handle.to_json() + "\n");
+    drop(logs);
+    let output = succeeds(home.write(&["--recover", "persist", "--handles", &file], "two\n"));
+    assert_eq!(stdout(&output).lines().count(), 1, "{}", stdout(&output));
+    assert!(!stderr(&output).contains("persisted now"), "{}", stderr(&output));
 }
 
 /// Runs `tidelog write`, and kills it once it has acknowledged the input.
