@@ -36,21 +36,15 @@ const EXIT_CODES: &str = "Without a command: a short demonstration in a temporar
 Exit codes: 0 done; 1 it failed, standard error says why and what to do; 2 the arguments are wrong; \
 3 a verification found damage.";
 
+// Their descriptions are those of their arguments.
 #[derive(Subcommand)]
 enum Command {
-    /// Appends records from files or standard input, and prints the handle of each checkpoint.
     Write(write::WriteArgs),
-    /// Prints the records that handles stand for.
     Read(read::ReadArgs),
-    /// Shows what a segment, a manifest, an object or a handle holds.
     Inspect(inspect::InspectArgs),
-    /// Checks every byte of segments, manifests, objects or handles.
     Verify(verify::VerifyArgs),
-    /// Measures appends, durable writes and checkpoints on this machine.
     Bench(bench::BenchArgs),
-    /// Looks at this machine and says what to change for tidelog to run well.
     Doctor(doctor::DoctorArgs),
-    /// Shows the main job end to end in a temporary directory.
     Demo(demo::DemoArgs),
 }
 
