@@ -126,7 +126,8 @@ impl Custody {
     /// `log` gets no more changes; those from `synced` on are dropped where no persist asked for them.
     pub fn close(&mut self, device: usize, log: LogId, synced: SequenceNumber) {
         let keep_to = synced.max(self.asked.remove(&log).unwrap_or_default());
-        self.closed.insert(log, ClosedLog { device, keep_to });
+        let closed = self.closed.entry(log).or_insert(ClosedLog { device, keep_to });
+        closed.keep_to = closed.keep_to.max(keep_to);
         let open =
             self.holdings[device].ledger.read(|state| state.logs().get(&log).is_some_and(|log| !log.closed));
         if open {

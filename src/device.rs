@@ -255,6 +255,8 @@ pub(crate) struct Device {
 struct Slots {
     logs: Vec<Option<Arc<Log>>>,
     free: Vec<u32>,
+    /// Nothing becomes durable here any more.
+    failure: Option<SyncError>,
 }
 
 #[derive(Debug, Default)]
@@ -385,8 +387,17 @@ impl Device {
             None => return None,
         };
         let log = Arc::new(make(slot));
+        if let Some(failure) = &slots.failure {
+            log.fail_waiters(failure);
+        }
         slots.logs[slot as usize] = Some(Arc::clone(&log));
         Some(log)
+    }
+
+    /// Nothing of any log becomes durable any more.
+    pub fn fail(&self, failure: &SyncError) {
+        lock(&self.slots).failure.get_or_insert_with(|| failure.clone());
+        self.logs().iter().for_each(|log| log.fail_waiters(failure));
     }
 
     /// The log in a slot.

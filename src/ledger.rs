@@ -193,24 +193,24 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct LedgerJournal {
     ledger: Arc<Ledger>,
-    /// An acquisition that is in the state, but was not made durable: the segment is acquired again, with a new epoch.
-    failed: Option<(u32, u64)>,
 }
 
 impl LedgerJournal {
     pub fn new(ledger: Arc<Ledger>) -> LedgerJournal {
-        LedgerJournal { ledger, failed: None }
+        LedgerJournal { ledger }
     }
 }
 
 impl Journal for LedgerJournal {
     fn acquired(&mut self, segment: u32, epoch: u64) -> io::Result<()> {
         let mut records = Vec::new();
-        if let Some((segment, epoch)) = self.failed.take() {
+        // An earlier acquisition may not have been made durable, or the file could not be opened: it holds nothing.
+        let earlier = self.ledger.read(|state| state.segments().get(&segment).copied());
+        if let Some(epoch) = earlier {
             records.push(ManifestRecord::SegmentReleased { segment, epoch });
         }
         records.push(ManifestRecord::SegmentAcquired { segment, epoch });
-        self.ledger.record(records).inspect_err(|_| self.failed = Some((segment, epoch)))
+        self.ledger.record(records)
     }
 
     fn cut(&mut self, epoch_below: u64, number: u64) -> io::Result<()> {

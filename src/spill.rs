@@ -327,21 +327,23 @@ impl Spiller {
             "the local directory is out of service; changes are held in memory only, persists go on from there");
         metrics::gauge!("tidelog_local_tier_failed", "directory" => self.parts.directory.display().to_string()).set(1.0);
         self.parts.ledger.detach();
+        let failure = SyncError::LocalTierFailed {
+            directory: self.parts.directory.clone(),
+            source: Arc::clone(&error),
+        };
         let next_number = self.parts.segments.next_number();
         self.sick = Some((error, next_number));
         for (number, buffer, len) in self.parts.segments.take_lost() {
             let (submitted, info) = self.submitted.pop_front().expect("only submitted blocks are lost");
             assert_eq!(number, submitted, "blocks are lost in the order of their numbers");
             let held = Held::uncharged(buffer.into_bytes(len));
+            fail_logs(&info, &failure);
             self.send(number, None, len, Some(held), info);
         }
-        let failure = self.failure().expect("just set");
         for (_, answer) in self.syncs.drain(..) {
             answer.give(Err(failure.clone()));
         }
-        for log in self.parts.device.logs() {
-            log.fail_waiters(&failure);
-        }
+        self.parts.device.fail(&failure);
     }
 
     fn failure(&self) -> Option<SyncError> {
@@ -623,6 +625,8 @@ impl Spiller {
     }
 
     fn send_from_memory(&mut self, mut buffer: AlignedBuf, len: usize, info: FinishedInfo) {
+        let Some(failure) = self.failure() else { return };
+        fail_logs(&info, &failure);
         let Some((_, next)) = &mut self.sick else { return };
         let number = *next;
         *next += 1;
@@ -705,10 +709,13 @@ impl Drop for Spiller {
     /// However it ends, nobody waits for it in vain.
     fn drop(&mut self) {
         self.parts.device.closed.store(true, Ordering::Release);
-        for log in self.parts.device.logs() {
-            log.fail_waiters(&SyncError::Closed);
-        }
+        self.parts.device.fail(&SyncError::Closed);
     }
+}
+
+/// What is in this block will not become durable, nor what comes after it. Its logs may be closed already.
+fn fail_logs(info: &FinishedInfo, failure: &SyncError) {
+    info.ends.iter().for_each(|(log, _)| log.fail_waiters(failure));
 }
 
 impl Answer {

@@ -21,7 +21,7 @@ use tidelog_upload::{Driver, ObjectUpload, Resolver, StoreError};
 
 use crate::assemble::Assembler;
 use crate::checkpoint::{Checkpoints, Cut, Decision, Request, RequestId};
-use crate::custody::Custody;
+use crate::custody::{Custody, Holding};
 use crate::error::PersistError;
 use crate::footer::Footer;
 use crate::handle::ChangelogHandle;
@@ -249,23 +249,34 @@ impl Uploader {
 
     /// Removes what earlier uses of the directories left behind in the bucket.
     pub fn sweep(&mut self) {
-        let mut objects = Vec::new();
-        for holding in &self.parts.custody.holdings {
-            holding.ledger.read(|state| {
-                for (object, upload) in state.uploads() {
-                    if upload.bucket == self.parts.bucket {
-                        objects.push(object.clone());
-                    } else {
-                        tracing::warn!(
-                            object,
-                            bucket = upload.bucket,
-                            "an unfinished upload is in a bucket that is not open now; it stays"
-                        );
-                    }
-                }
-            });
+        let holdings = &self.parts.custody.holdings;
+        let uploads: Vec<(String, String)> = holdings
+            .iter()
+            .flat_map(|holding| {
+                holding.ledger.read(|state| {
+                    let uploads = state.uploads().iter();
+                    uploads
+                        .map(|(object, upload)| (object.clone(), upload.bucket.clone()))
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        for (object, bucket) in uploads {
+            let proves =
+                |holding: &Holding| holding.ledger.read(|state| state.objects().contains_key(&object));
+            if self.parts.custody.holdings.iter().any(proves) {
+                // Its commit is recorded in another directory, whose logs may need it.
+                self.abandon(object);
+            } else if bucket == self.parts.bucket {
+                self.clean(object);
+            } else {
+                tracing::warn!(
+                    object,
+                    bucket,
+                    "an unfinished upload is in a bucket that is not open now; it stays"
+                );
+            }
         }
-        objects.into_iter().for_each(|object| self.clean(object));
     }
 
     fn idle(&self) -> bool {
