@@ -81,10 +81,10 @@ pub(crate) fn recover(
         check_sealed(directory, segment, state.sealed(segment), &found)?;
         let mut blocks = expected.unwrap_or(0)..expected.unwrap_or(0);
         for (block, resumes) in found.blocks {
-            let due = *expected.get_or_insert(block.number);
             if bad.is_some() {
                 break;
             }
+            let due = *expected.get_or_insert(block.number);
             if block.number != due {
                 let offset = block.place.map_or(0, |place| place.offset);
                 let error = BlockError::Misplaced { what: "number", expected: due, found: block.number };
@@ -114,7 +114,8 @@ pub(crate) fn recover(
         }
         recovered.uses.push(SegmentUse { segment, epoch, blocks });
     }
-    let end = expected.unwrap_or(0).max(state.next_number());
+    let first_bad = bad.as_ref().and_then(|bad| bad.number);
+    let end = expected.or(first_bad).unwrap_or(0).max(state.next_number());
     let lost = match &bad {
         Some(bad) => bad.number.unwrap_or(end) < watermark,
         None => false,

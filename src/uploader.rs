@@ -233,13 +233,13 @@ impl Uploader {
             return None;
         }
         if std::mem::take(&mut self.tidy) {
-            self.tidy_up();
+            self.tidy_up(now);
         }
         self.settle_front();
         let mut deadline = None;
         while self.advance(now, &mut deadline) {}
         if std::mem::take(&mut self.tidy) {
-            self.tidy_up();
+            self.tidy_up(now);
         }
         if self.idle() {
             self.quiesce.drain(..).for_each(|resolver| resolver.resolve(()));
@@ -452,7 +452,7 @@ impl Uploader {
                 self.cut = Some(cut);
             }
             (None, true) => self.cut = Some(cut),
-            (None, false) if self.object.is_none() => self.nothing_new(cut),
+            (None, false) if self.object.is_none() => self.nothing_new(cut, now),
             (part, false) => self.finish(cut, part, now),
         }
         true
@@ -500,7 +500,8 @@ impl Uploader {
                 let unrecorded = &mut self.unrecorded[block.device];
                 *unrecorded = (*unrecorded).max(Some(block.number + 1));
             }
-            self.settle_recorded();
+            // What fails is tried again.
+            let _ = self.settle_recorded();
             return Ok(None);
         }
         if self.object.is_none()
@@ -637,7 +638,6 @@ impl Uploader {
             let end = &mut ends[block.device];
             *end = (*end).max(Some(block.number + 1));
         }
-        let mut failure = None;
         for (device, end) in ends.iter().enumerate() {
             let own: Vec<LogRange> = ranges
                 .values()
@@ -654,41 +654,29 @@ impl Uploader {
                 blocks_end: end.unwrap_or(self.parts.custody.holdings[device].retention.settled()),
                 ranges: Vec::new(),
             };
-            if let Err(source) = self.parts.custody.complete(device, &object, &own) {
-                failure.get_or_insert(source);
+            if let Err(error) = self.parts.custody.complete(device, &object, &own) {
+                // The ledger knows the object, and makes that durable with its next record: it is neither lost nor sent
+                // again. But until then no handle of this directory may name it, and its blocks stay.
+                tracing::warn!(%error, object = name, "a complete object could not be recorded");
+                self.retry_at = Some(now + RETRY_DELAY);
             }
         }
         for (unrecorded, end) in self.unrecorded.iter_mut().zip(ends) {
             *unrecorded = (*unrecorded).max(end);
         }
-        if let Some(source) = failure {
-            // The ledgers know the object, and make that durable with their next record: it is neither lost nor sent
-            // again. But until then no handle may name it, and its blocks stay.
-            let error = PersistError::Manifest { object: name.clone(), source: Arc::new(source) };
-            self.retry_at = Some(now + RETRY_DELAY);
-            self.answer_all(cut.requests, &error);
-            return;
-        }
-        self.settle_recorded();
+        // What fails is tried again.
+        let _ = self.settle_recorded();
         metrics::counter!("tidelog_objects_completed_total").increment(1);
         metrics::histogram!("tidelog_object_finish_seconds")
             .record(now.duration_since(started_at).as_secs_f64());
         tracing::debug!(object = name, bytes = object_bytes, parts = footer.parts().len(), "object complete");
-        self.answer(cut.requests, now);
+        self.answer(cut.requests, &name, now);
     }
 
     /// Nothing is to be sent: what was asked for is in objects already.
-    fn nothing_new(&mut self, cut: Cut) {
-        for (device, holding) in self.parts.custody.holdings.iter().enumerate() {
-            if let Err(source) = holding.ledger.settle() {
-                let object = format!("of directory {device}");
-                let error = PersistError::Manifest { object, source: Arc::new(source) };
-                self.answer_all(cut.requests, &error);
-                return;
-            }
-        }
+    fn nothing_new(&mut self, cut: Cut, now: Instant) {
         self.tidy = true;
-        self.answer(cut.requests, Instant::now());
+        self.answer(cut.requests, "of an earlier checkpoint", now);
     }
 
     /// The open object failed: whoever waits for it is told, and its blocks wait for the next one.
@@ -749,9 +737,15 @@ impl Uploader {
         }
     }
 
-    fn answer(&mut self, requests: Vec<(RequestId, Request)>, now: Instant) {
+    /// Gives the handles, to those whose directory has durably recorded what they name.
+    fn answer(&mut self, requests: Vec<(RequestId, Request)>, object: &str, now: Instant) {
         for (id, request) in requests {
-            let handle = self.parts.custody.holdings[request.device].ledger.handle(&request);
+            let ledger = &self.parts.custody.holdings[request.device].ledger;
+            let recorded = ledger.settle().map_err(|source| PersistError::Manifest {
+                object: object.to_owned(),
+                source: Arc::new(source),
+            });
+            let handle = recorded.and_then(|()| ledger.handle(&request));
             if handle.is_ok() {
                 let seconds = now.saturating_duration_since(request.asked_at).as_secs_f64();
                 metrics::histogram!("tidelog_persist_seconds").record(seconds);
@@ -763,7 +757,7 @@ impl Uploader {
     }
 
     /// Carries out truncations and what follows from them.
-    fn tidy_up(&mut self) {
+    fn tidy_up(&mut self, now: Instant) {
         let in_flight = |log: LogId| {
             let finishing = self.finishing.iter().map(|finishing| &finishing.cut);
             let cuts = self.due.iter().chain(&self.cut).chain(finishing);
@@ -789,24 +783,26 @@ impl Uploader {
                 let _ = sender.send(Event::Deleted { object: object.object, outcome });
             });
         }
-        self.settle_recorded();
+        if self.settle_recorded().is_err() {
+            self.retry_at.get_or_insert(now + RETRY_DELAY);
+        }
         self.settle_front();
     }
 
     /// Settles the blocks that are through, once the records that say so are durable.
-    fn settle_recorded(&mut self) {
-        if self.unrecorded.iter().all(Option::is_none) {
-            return;
-        }
-        if let Err(error) = self.parts.custody.settle_ledgers() {
-            tracing::warn!(%error, "a manifest cannot be written; blocks that objects hold stay on the disk");
-            return;
-        }
+    ///
+    /// # Errors
+    /// What the file system says.
+    fn settle_recorded(&mut self) -> io::Result<()> {
+        self.parts.custody.settle_ledgers().inspect_err(|error| {
+            tracing::warn!(%error, "a manifest cannot be written; what is not needed stays until it can");
+        })?;
         for device in 0..self.unrecorded.len() {
             if let Some(end) = self.unrecorded[device].take() {
                 self.parts.custody.settle(device, end);
             }
         }
+        Ok(())
     }
 
     /// Drops blocks of which nothing is needed from the front, while no object holds earlier ones.
