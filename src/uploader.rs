@@ -154,6 +154,8 @@ pub(crate) struct Uploader {
     objects_made: u64,
     /// For each device, the end of the blocks that are through, but by records that are not durable yet.
     unrecorded: Vec<Option<u64>>,
+    /// Objects that failed uploads may have left behind, and whose removal failed.
+    unclean: Vec<String>,
     /// No upload that nobody waits for before this time.
     retry_at: Option<Instant>,
     tidy: bool,
@@ -198,6 +200,7 @@ impl Uploader {
             assembler: Assembler::new(),
             objects_made: 0,
             unrecorded: vec![None; parts.queue.devices()],
+            unclean: Vec::new(),
             retry_at: None,
             tidy: true,
             quiesce: Vec::new(),
@@ -339,8 +342,10 @@ impl Uploader {
             Event::Cleaned { object, outcome } => match outcome {
                 Ok(()) => self.abandon(object),
                 Err(error) => {
-                    tracing::warn!(%error, "an unfinished upload could not be removed; it is tried again at the next open");
+                    tracing::warn!(%error, "an unfinished upload could not be removed; it is tried again later");
                     metrics::counter!("tidelog_delete_failures_total").increment(1);
+                    self.unclean.push(object);
+                    self.retry_at.get_or_insert(now + RETRY_DELAY);
                 }
             },
             Event::Quiesce { resolver } => self.quiesce.push(resolver),
@@ -356,6 +361,7 @@ impl Uploader {
         if self.retry_at.is_some_and(|retry_at| retry_at <= now) {
             self.retry_at = None;
             self.tidy = true;
+            std::mem::take(&mut self.unclean).into_iter().for_each(|object| self.clean(object));
         }
         *deadline = self.retry_at;
         if self.object.as_ref().is_some_and(|object| object.failure.is_some()) {
