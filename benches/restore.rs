@@ -47,7 +47,7 @@ fn main() {
 fn one_key_group(bench: &mut Bench, dir: &ScratchDir, bytes: u64) {
     let rounds = bench.number("--rounds", bench.size(5, 1));
     bench.progress(&format!("a checkpoint of {} MiB in 4 logs", bytes >> 20));
-    let made = Made::new(dir, "restore", 4, bytes);
+    let made = Made::new(bench, dir, "restore", 4, bytes);
     let mut table = Table::new(
         format!("Key group {KEY_GROUP} of {KEY_GROUPS}, {VALUE_LEN} B values, 4 logs in each part"),
         &[
@@ -114,7 +114,7 @@ fn one_key_group(bench: &mut Bench, dir: &ScratchDir, bytes: u64) {
 fn overhead(bench: &mut Bench, dir: &ScratchDir) {
     let bytes = bench.size(64 << 20, 2 << 20);
     bench.progress(&format!("a checkpoint of {} MiB in 64 logs", bytes >> 20));
-    let made = Made::new(dir, "overhead", 64, bytes);
+    let made = Made::new(bench, dir, "overhead", 64, bytes);
     let object = &made.object;
     let directories =
         object.directories_len(&made.handles.iter().map(ChangelogHandle::log).collect::<Vec<_>>());
@@ -153,7 +153,7 @@ struct Object {
 }
 
 impl Made {
-    fn new(dir: &ScratchDir, name: &str, logs: usize, bytes: u64) -> Made {
+    fn new(bench: &Bench, dir: &ScratchDir, name: &str, logs: usize, bytes: u64) -> Made {
         let dir = dir.make(name);
         let bucket = dir.join("bucket");
         let options = Options::new(format!("file://{}", bucket.display()), dir.join("local"))
@@ -181,10 +181,12 @@ impl Made {
             writer.append(KeyGroup(key_group), &value).expect("there is room in time");
             *counts.entry((writer.log(), key_group)).or_default() += 1;
         }
+        bench.progress("all appended");
         let persists: Vec<_> =
             writers.iter_mut().map(|writer| writer.persist_durably(SequenceNumber::ZERO)).collect();
         let handles: Vec<ChangelogHandle> =
             persists.into_iter().map(|persist| persist.wait().expect("the bucket takes it")).collect();
+        bench.progress("all persisted");
         changelog.close(Duration::from_secs(60)).expect("the changelog closes");
         let object = Object::read(&bucket, &handles);
         Made { handles, object, counts }
