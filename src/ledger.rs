@@ -193,24 +193,28 @@ impl Inner {
 #[derive(Debug)]
 pub(crate) struct LedgerJournal {
     ledger: Arc<Ledger>,
+    /// A use that is in the state, but did not begin. Recovery relies on a use with a later one behind it having blocks.
+    unused: Option<(u32, u64)>,
 }
 
 impl LedgerJournal {
     pub fn new(ledger: Arc<Ledger>) -> LedgerJournal {
-        LedgerJournal { ledger }
+        LedgerJournal { ledger, unused: None }
     }
 }
 
 impl Journal for LedgerJournal {
     fn acquired(&mut self, segment: u32, epoch: u64) -> io::Result<()> {
         let mut records = Vec::new();
-        // An earlier acquisition may not have been made durable, or the file could not be opened: it holds nothing.
-        let earlier = self.ledger.read(|state| state.segments().get(&segment).copied());
-        if let Some(epoch) = earlier {
+        if let Some((segment, epoch)) = self.unused.take() {
             records.push(ManifestRecord::SegmentReleased { segment, epoch });
         }
         records.push(ManifestRecord::SegmentAcquired { segment, epoch });
-        self.ledger.record(records)
+        self.ledger.record(records).inspect_err(|_| self.unused(segment, epoch))
+    }
+
+    fn unused(&mut self, segment: u32, epoch: u64) {
+        self.unused = Some((segment, epoch));
     }
 
     fn cut(&mut self, epoch_below: u64, number: u64) -> io::Result<()> {

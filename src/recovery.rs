@@ -73,6 +73,8 @@ pub(crate) fn recover(
     let mut expected: Option<u64> = None;
     let mut watermark = 0;
     let mut bad: Option<Bad> = None;
+    // A use without blocks, and nothing known of the blocks before it.
+    let mut empty: Option<u32> = None;
     for (epoch, segment) in segments {
         let scan =
             Scan { device, directory, files, directory_id, segment, epoch, limit: state.number_limit(epoch) };
@@ -82,6 +84,11 @@ pub(crate) fn recover(
         let mut blocks = expected.unwrap_or(0)..expected.unwrap_or(0);
         for (block, resumes) in found.blocks {
             if bad.is_some() {
+                break;
+            }
+            if let (Some(segment), Some(number), None) = (empty, block.number.checked_sub(1), expected) {
+                // Each use gets a block before the next one begins: at least the last of that one was in flight.
+                bad = Some(Bad { segment, offset: 0, error: BlockError::NotABlock, number: Some(number) });
                 break;
             }
             let due = *expected.get_or_insert(block.number);
@@ -111,6 +118,9 @@ pub(crate) fn recover(
             if counts && (!is_rest || found.later) {
                 bad = Some(end_of_scan);
             }
+        }
+        if blocks.is_empty() && scan.limit.is_none() && state.sealed(segment).is_none() {
+            empty.get_or_insert(segment);
         }
         recovered.uses.push(SegmentUse { segment, epoch, blocks });
     }

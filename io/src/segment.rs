@@ -400,7 +400,7 @@ impl Segments {
                     });
                     return Ok(());
                 }
-                Err(error) => self.pool.not_opened(segment, error),
+                Err(error) => self.pool.not_opened(segment, epoch, error),
             }
         }
     }

@@ -243,6 +243,7 @@ impl History {
         let Some(changelog) = self.changelog.take() else { return Ok(()) };
         let closed = changelog.close(Duration::ZERO);
         self.poll();
+        self.sick |= self.machine.is_sick() && !self.machine.is_down();
         self.end_session();
         match closed {
             Ok(()) => {

@@ -133,7 +133,7 @@ impl Machine {
         let worlds: Vec<SimWorld> =
             (0..shape.directories).map(|_| SimWorld::new(random.next_u64())).collect();
         let store = SimStore::new(random.next_u64());
-        let bucket = Bucket { store: store.clone(), worlds: worlds.clone(), plant };
+        let bucket = Bucket { store: store.clone(), worlds: worlds.clone(), plant, verbose: false };
         Machine {
             shape,
             worlds,
@@ -307,9 +307,23 @@ pub struct Bucket {
     store: SimStore,
     worlds: Vec<SimWorld>,
     plant: Option<Plant>,
+    /// Tells what it is asked.
+    pub verbose: bool,
 }
 
 impl Bucket {
+    fn tell<T>(
+        &self,
+        operation: Operation,
+        name: &str,
+        outcome: Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        if self.verbose {
+            eprintln!("{:>9} {operation} {name}: {}", "", if outcome.is_ok() { "ok" } else { "error" });
+        }
+        outcome
+    }
+
     fn look(&self) {
         if self.worlds.iter().any(SimWorld::is_down) {
             self.store.crash();
@@ -327,7 +341,7 @@ impl Store for Bucket {
     fn begin<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Box<dyn ObjectSink>, StoreError>> {
         Box::pin(async move {
             self.look();
-            let sink = self.store.begin(name).await?;
+            let sink = self.tell(Operation::Begin, name, self.store.begin(name).await)?;
             Ok(Box::new(BucketSink { bucket: self.clone(), name: name.to_owned(), sink })
                 as Box<dyn ObjectSink>)
         })
@@ -347,7 +361,7 @@ impl Store for Bucket {
         Box::pin(async move {
             self.look();
             let kept = self.store.objects().get(name).cloned();
-            self.store.delete(name).await?;
+            self.tell(Operation::Delete, name, self.store.delete(name).await)?;
             if self.plant == Some(Plant::KeepDeleted) && kept.is_some() {
                 self.store.tamper(name, kept);
             }
@@ -434,7 +448,7 @@ impl ObjectSink for BucketSink {
         let BucketSink { bucket, name, sink } = *self;
         Box::pin(async move {
             bucket.look();
-            let size = sink.complete().await?;
+            let size = bucket.tell(Operation::Complete, &name, sink.complete().await)?;
             match bucket.plant {
                 Some(Plant::LoseObject) => bucket.store.tamper(&name, None),
                 Some(Plant::RotObject) => {

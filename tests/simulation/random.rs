@@ -74,7 +74,8 @@ const WRITERS_MAX: u64 = 6;
 pub fn run(seed: u64, plant: Option<Plant>, verbose: bool) -> Coverage {
     let mut rng = SimRng::new(seed ^ 0x7469_6465_6c6f);
     let shape = Shape::random(&mut rng);
-    let machine = Machine::new(rng.next_u64(), shape, plant);
+    let mut machine = Machine::new(rng.next_u64(), shape, plant);
+    machine.bucket.verbose = verbose;
     let readings = machine.readings.clone();
     let meter = Meter(readings.clone());
     let _guard = metrics::set_default_local_recorder(&meter);

@@ -172,8 +172,13 @@ impl Pool {
     }
 
     /// Gives back a segment that was taken and could not be opened. It holds nothing.
-    pub(super) fn not_opened(&mut self, segment: u32, error: io::Error) {
+    pub(super) fn not_opened(&mut self, segment: u32, epoch: u64, error: io::Error) {
         self.states.insert(segment, State::Free);
+        let noted = self.jobs.journal(|journal| {
+            journal.unused(segment, epoch);
+            Ok(())
+        });
+        debug_assert!(noted.is_ok(), "a journal that panicked acquires no segment");
         self.failed(segment, error);
     }
 

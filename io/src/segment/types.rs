@@ -38,6 +38,11 @@ pub trait Journal: Send {
     /// Whatever keeps the record from being durable.
     fn acquired(&mut self, segment: u32, epoch: u64) -> io::Result<()>;
 
+    /// The use recorded last could not begin, and holds nothing: it ends with the next record at the latest.
+    fn unused(&mut self, segment: u32, epoch: u64) {
+        let _ = (segment, epoch);
+    }
+
     /// Records, durably, that of all blocks under epochs below `epoch_below` only those with numbers below `number`
     /// count: the others are written again under greater epochs.
     ///
