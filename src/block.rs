@@ -236,15 +236,33 @@ impl BlockBuilder {
         self.reserve(buffer, frames.len()).copy_from_slice(frames);
     }
 
+    /// Where the next frames go: [`room`](Self::room) bytes, to be written before [`advance`](Self::advance).
+    ///
+    /// # Panics
+    /// If the buffer is smaller than the capacity.
+    #[inline]
+    pub fn free<'a>(&self, buffer: &'a mut [u8]) -> &'a mut [u8] {
+        &mut buffer[self.frames_end..][..self.room()]
+    }
+
+    /// Takes in the first `len` bytes of what was [`free`](Self::free): whole frames, padding included.
+    ///
+    /// # Panics
+    /// If they do not fit, or `len` is no multiple of [`FRAME_ALIGN_BYTES`].
+    #[inline]
+    pub fn advance(&mut self, len: usize) {
+        assert!(len <= self.room() && len.is_multiple_of(FRAME_ALIGN_BYTES), "frames must fit and be whole");
+        self.frames_end += len;
+    }
+
     /// Claims the next `len` bytes of frames, for a caller that writes them in place: whole frames, padding included.
     ///
     /// # Panics
     /// If they do not fit, or `len` is no multiple of [`FRAME_ALIGN_BYTES`].
     #[inline]
     pub fn reserve<'a>(&mut self, buffer: &'a mut [u8], len: usize) -> &'a mut [u8] {
-        assert!(len <= self.room() && len.is_multiple_of(FRAME_ALIGN_BYTES), "frames must fit and be whole");
         let start = self.frames_end;
-        self.frames_end += len;
+        self.advance(len);
         &mut buffer[start..start + len]
     }
 

@@ -38,6 +38,10 @@ use crate::writer::MARKER_BYTES;
 
 /// Less than this in every lane lets the spiller sleep; a producer that crosses a multiple of it wakes it.
 const WORTH_WAKING_BYTES: u64 = 64 << 10;
+/// How much of a lane is copied into a block at once: a few hundred small changes, and well within the first-level cache.
+const CHUNK_BYTES: usize = 16 << 10;
+/// So many blocks wait at most until the uploader is told, while there is more to do: waking it has its price.
+const OUTBOX_BLOCKS: usize = 8;
 /// A change is cut into fragments if it does not fit the rest of a block and has at least this share of a whole one: a
 /// shorter one goes into the next block.
 const LONG_FRACTION: usize = 8;
@@ -95,6 +99,8 @@ pub(crate) struct Spiller {
     /// The uploader was told that no block will be written before it makes room.
     stalled: bool,
     durable: Vec<DurableBlock>,
+    /// Blocks that the uploader has not been told of.
+    outbox: Vec<LocalBlock>,
     exit: bool,
 }
 
@@ -178,6 +184,7 @@ impl Spiller {
             sick: None,
             stalled: false,
             durable: Vec::new(),
+            outbox: Vec::new(),
             exit: false,
         }
     }
@@ -223,6 +230,9 @@ impl Spiller {
             // Buffers and files belong to the disk until their writes are over.
             self.parts.segments.drain(&mut self.durable);
             self.forward_durable();
+        }
+        if !again || self.exit || self.outbox.len() >= OUTBOX_BLOCKS {
+            self.post();
         }
         Step { again, deadline, exit: self.exit }
     }
@@ -273,8 +283,7 @@ impl Spiller {
         let any = !self.durable.is_empty();
         self.forward_durable();
         for (segment, epoch) in self.parts.segments.take_empty() {
-            let _ =
-                self.parts.events.send(Event::EmptyUse { device: self.parts.device.index, segment, epoch });
+            self.tell(Event::EmptyUse { device: self.parts.device.index, segment, epoch });
         }
         if self.sick.is_none()
             && let Health::Sick(error) = self.parts.segments.health()
@@ -307,7 +316,7 @@ impl Spiller {
     }
 
     fn send(
-        &self,
+        &mut self,
         number: u64,
         place: Option<BlockPlace>,
         len: usize,
@@ -317,8 +326,21 @@ impl Spiller {
         let ranges = info.ends.into_iter().map(|(_, range)| range).collect();
         let device = self.parts.device.index;
         let block = LocalBlock { device, number, place, len, held, continues: info.continues, ranges };
-        // The uploader is gone only when the changelog is, and then nobody waits for it.
-        let _ = self.parts.events.send(Event::Block(block));
+        self.outbox.push(block);
+    }
+
+    /// Tells the uploader something, after what it must know before.
+    fn tell(&mut self, event: Event) {
+        self.post();
+        let _ = self.parts.events.send(event);
+    }
+
+    /// Hands the blocks that became durable to the uploader.
+    fn post(&mut self) {
+        if !self.outbox.is_empty() {
+            // The uploader is gone only when the changelog is, and then nobody waits for it.
+            let _ = self.parts.events.send(Event::Blocks(std::mem::take(&mut self.outbox)));
+        }
     }
 
     /// The device is out of service: what is in memory goes to the uploader from there.
@@ -387,7 +409,7 @@ impl Spiller {
     fn press(&mut self) {
         if !self.parts.device.pressed.swap(true, Ordering::AcqRel) {
             metrics::counter!("tidelog_local_high_water_total").increment(1);
-            let _ = self.parts.events.send(Event::HighWater);
+            self.tell(Event::HighWater);
         }
     }
 
@@ -403,7 +425,7 @@ impl Spiller {
         // With nothing on its way the uploader knows every block, and the next one begins another use of a segment.
         if self.submitted.is_empty() && !self.stalled {
             self.stalled = true;
-            let _ = self.parts.events.send(Event::Stalled { device: self.parts.device.index });
+            self.tell(Event::Stalled { device: self.parts.device.index });
         }
     }
 
@@ -458,13 +480,21 @@ impl Spiller {
         let wanted = usize::try_from(limit - consumer.position()).unwrap_or(usize::MAX);
         let run = consumer.peek();
         let run = &run[..run.len().min(wanted)];
+        let Some(first) = Header::read(run) else { return (0, Stop::RunEnd) };
+        // Copied before it is looked at: headers one behind the other in lines that another core wrote would each cost a
+        // miss that the next one waits for, where a copy fetches many lines at a time.
         let mut room = builder.room();
+        let copied = CHUNK_BYTES.max(first.frame_len()).min(run.len()).min(room);
+        let buffer = &mut open.as_mut().expect("a block is open").buffer;
+        let free = builder.free(buffer);
+        free[..copied].copy_from_slice(&run[..copied]);
+        let frames = &free[..copied];
         let mut at = 0;
         // Changes of one log mostly come in a row: count them here, and in the table when another one comes.
         let mut slot = u32::MAX;
         let mut count = 0;
         let mut stop = Stop::RunEnd;
-        while let Some(header) = Header::read(&run[at..]) {
+        while let Some(header) = Header::read(&frames[at..]) {
             match header.kind() {
                 Some(FrameKind::Data | FrameKind::Metadata) => {}
                 kind => {
@@ -473,6 +503,13 @@ impl Spiller {
                 }
             }
             let len = header.frame_len();
+            if at + len > room {
+                stop = Stop::full(header, &run[at + FRAME_HEADER_BYTES..], builder);
+                break;
+            }
+            if at + len > copied {
+                break;
+            }
             if header.slot() != slot {
                 flush_count(logs, builder, slot, std::mem::take(&mut count));
                 slot = u32::MAX;
@@ -488,16 +525,11 @@ impl Spiller {
                 }
                 slot = header.slot();
             }
-            if at + len > room {
-                stop = Stop::full(header, &run[at + FRAME_HEADER_BYTES..], builder);
-                break;
-            }
             count += 1;
             at += len;
         }
         flush_count(logs, builder, slot, count);
-        let buffer = &mut open.as_mut().expect("a block is open").buffer;
-        builder.push_frames(buffer, &run[..at]);
+        builder.advance(at);
         (at, stop)
     }
 
@@ -677,7 +709,7 @@ impl Spiller {
                 SpillRequest::Sync { to, resolver, .. } => self.owe(end, Answer::Sync(to, resolver)),
                 SpillRequest::Mark { request, .. } => {
                     let device = self.parts.device.index;
-                    let _ = self.parts.events.send(Event::Marked { request, device, end });
+                    self.tell(Event::Marked { request, device, end });
                 }
                 SpillRequest::CloseLog { slot, .. } => {
                     if let Some(state) = self.logs.get_mut(slot as usize) {

@@ -44,8 +44,8 @@ pub(crate) type PersistResolver = Resolver<Result<ChangelogHandle, PersistError>
 /// What the uploader is told.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A block is durable, or will never be more than in memory.
-    Block(LocalBlock),
+    /// Blocks that are durable, or will never be more than in memory.
+    Blocks(Vec<LocalBlock>),
     /// Somebody asked for a checkpoint.
     Persist {
         id: RequestId,
@@ -288,13 +288,7 @@ impl Uploader {
 
     fn take(&mut self, event: Event, now: Instant) {
         match event {
-            Event::Block(block) => {
-                if let Some(place) = &block.place {
-                    let retention = &mut self.parts.custody.holdings[block.device].retention;
-                    retention.block(place.segment, place.epoch, block.number);
-                }
-                self.parts.queue.push(block);
-            }
+            Event::Blocks(blocks) => blocks.into_iter().for_each(|block| self.take_block(block)),
             Event::Persist { id, request, resolver } => {
                 self.parts.custody.asked(request.log, request.to);
                 self.resolvers.insert(id, resolver);
@@ -354,6 +348,14 @@ impl Uploader {
                 self.exit = true;
             }
         }
+    }
+
+    fn take_block(&mut self, block: LocalBlock) {
+        if let Some(place) = &block.place {
+            let retention = &mut self.parts.custody.holdings[block.device].retention;
+            retention.block(place.segment, place.epoch, block.number);
+        }
+        self.parts.queue.push(block);
     }
 
     /// One thing that can be done now; whether there was one.
