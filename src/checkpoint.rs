@@ -39,6 +39,19 @@ pub(crate) struct Cut {
     pub requests: Vec<(RequestId, Request)>,
 }
 
+impl Cut {
+    /// What of the cut concerns devices for which `wanted` holds, and what the others.
+    pub fn split(self, wanted: impl Fn(usize) -> bool) -> (Cut, Cut) {
+        let keep = |ends: &[Option<u64>], wanted: &dyn Fn(usize) -> bool| -> Vec<Option<u64>> {
+            ends.iter().enumerate().map(|(device, end)| end.filter(|_| wanted(device))).collect()
+        };
+        let ends = keep(&self.ends, &wanted);
+        let other_ends = keep(&self.ends, &|device| !wanted(device));
+        let (requests, others) = self.requests.into_iter().partition(|(_, request)| wanted(request.device));
+        (Cut { ends, requests }, Cut { ends: other_ends, requests: others })
+    }
+}
+
 /// What to do now.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
@@ -159,6 +172,16 @@ mod tests {
         checkpoints.mark(RequestId(1), 6);
         let Decision::Cut(cut) = checkpoints.decide(now + DELAY, 64) else { panic!("late, but due") };
         assert_eq!(cut.requests[0].0, RequestId(1));
+    }
+
+    #[test]
+    fn a_cut_splits_by_device() {
+        let now = Instant::now();
+        let requests = vec![(RequestId(0), request(1, 0, now)), (RequestId(1), request(2, 1, now))];
+        let cut = Cut { ends: vec![Some(4), Some(9)], requests: requests.clone() };
+        let (first, second) = cut.split(|device| device == 1);
+        assert_eq!(first, Cut { ends: vec![None, Some(9)], requests: requests[1..].to_vec() });
+        assert_eq!(second, Cut { ends: vec![Some(4), None], requests: requests[..1].to_vec() });
     }
 
     #[test]

@@ -270,9 +270,20 @@ impl Custody {
         self.holdings.iter().try_for_each(|holding| holding.ledger.settle())
     }
 
+    /// Whether a device is out of service: what is recorded of it is in memory alone.
+    pub fn is_detached(&self, device: usize) -> bool {
+        self.holdings[device].ledger.is_detached()
+    }
+
     /// Whether a spiller waits for room that only uploads make.
     pub fn is_pressed(&self) -> bool {
-        self.holdings.iter().any(|holding| holding.device.pressed.load(Ordering::Acquire))
+        self.pressed().next().is_some()
+    }
+
+    /// The devices whose spillers wait for room that only uploads make.
+    pub fn pressed(&self) -> impl Iterator<Item = usize> {
+        let pressed = |device: &usize| self.holdings[*device].device.pressed.load(Ordering::Acquire);
+        (0..self.holdings.len()).filter(pressed)
     }
 
     /// No block of `device` is on its way, and the next one will begin another use of a segment.

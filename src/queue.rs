@@ -137,13 +137,12 @@ impl Queue {
         dropped
     }
 
-    /// Takes a part's worth of blocks off the front, below `ends` where given, without splitting a change. `None` if there
-    /// are none.
-    pub fn take(&mut self, part_bytes: usize, ends: Option<&[Option<u64>]>) -> Option<Vec<LocalBlock>> {
+    /// Takes a part's worth of blocks off the front, below `ends`, without splitting a change. `None` if there are none.
+    pub fn take(&mut self, part_bytes: usize, ends: &[Option<u64>]) -> Option<Vec<LocalBlock>> {
         let mut taken = Vec::new();
         let mut bytes = 0;
         for (device, source) in self.devices.iter().enumerate() {
-            let end = ends.map_or(Some(u64::MAX), |ends| ends[device]).unwrap_or(0);
+            let end = ends[device].unwrap_or(0);
             let mut whole = 0;
             let mut count = 0;
             let mut device_bytes = 0;

@@ -166,6 +166,8 @@ pub(crate) struct Uploader {
 struct OpenObject {
     name: String,
     token: u64,
+    /// It holds changes of directories out of service, and of no others.
+    detached: bool,
     upload: ObjectUpload,
     footer: Footer,
     /// What it holds, to be given back should it fail.
@@ -179,6 +181,7 @@ struct Finishing {
     cut: Cut,
     name: String,
     token: u64,
+    detached: bool,
     footer: Footer,
     object_bytes: u64,
     footer_range: std::ops::Range<u64>,
@@ -388,19 +391,50 @@ impl Uploader {
             return true;
         }
         if self.cut.is_none() {
-            let queue = &self.parts.queue;
-            self.cut = self.due.take_if(|due| queue.has_come(&due.ends));
-        }
-        if self.cut.is_none() && self.retry_at.is_none() && self.parts.custody.is_pressed() {
-            // Nobody else makes room; what is due may wait for a block that waits for it.
-            let ends = self.parts.queue.whole_ends();
-            if self.object.is_some() || ends.iter().any(Option::is_some) {
-                self.cut = Some(Cut { ends, requests: Vec::new() });
-            }
+            self.cut = self.next_cut();
         }
         match self.cut.take() {
             Some(cut) => self.follow(cut, now),
             None => self.put_early(now),
+        }
+    }
+
+    /// What to cut an object for now.
+    fn next_cut(&mut self) -> Option<Cut> {
+        let queue = &self.parts.queue;
+        if let Some(due) = self.due.take_if(|due| queue.has_come(&due.ends)) {
+            let custody = &self.parts.custody;
+            let detached = match (&self.object, due.requests.first()) {
+                (Some(object), _) => object.detached,
+                (None, Some((_, request))) => custody.is_detached(request.device),
+                (None, None) => false,
+            };
+            let (cut, rest) = due.split(|device| custody.is_detached(device) == detached);
+            self.due = (!rest.requests.is_empty()).then_some(rest);
+            return Some(cut);
+        }
+        if self.retry_at.is_some() || !self.parts.custody.is_pressed() {
+            return None;
+        }
+        // Nobody else makes room; what is due may wait for a block that waits for it.
+        let mut ends = self.parts.queue.whole_ends();
+        self.leave_out_others(&mut ends);
+        let any = self.object.is_some() || ends.iter().any(Option::is_some);
+        any.then_some(Cut { ends, requests: Vec::new() })
+    }
+
+    /// Clears the ends of devices whose blocks must not go into the open object, or the next one: what a directory out of
+    /// service does not record, no other one may remember, and remove when it needs it no longer itself.
+    fn leave_out_others(&self, ends: &mut [Option<u64>]) {
+        let custody = &self.parts.custody;
+        let has_blocks = |device: &usize| ends[*device].is_some();
+        let first = custody.pressed().find(has_blocks).or_else(|| (0..ends.len()).find(has_blocks));
+        let detached = match &self.object {
+            Some(object) => object.detached,
+            None => first.is_some_and(|device| custody.is_detached(device)),
+        };
+        for (device, end) in ends.iter_mut().enumerate() {
+            *end = end.filter(|_| custody.is_detached(device) == detached);
         }
     }
 
@@ -419,7 +453,9 @@ impl Uploader {
         }
         self.settle_front();
         let part_bytes = self.parts.options.part_bytes;
-        let Some(blocks) = self.parts.queue.take(part_bytes, None) else { return false };
+        let mut ends = self.parts.queue.whole_ends();
+        self.leave_out_others(&mut ends);
+        let Some(blocks) = self.parts.queue.take(part_bytes, &ends) else { return false };
         match self.assemble(blocks) {
             Ok(None) => true,
             Ok(Some(part)) => {
@@ -440,7 +476,7 @@ impl Uploader {
             self.cut = Some(cut);
             return false;
         }
-        let assembled = match self.parts.queue.take(self.parts.options.part_bytes, Some(&cut.ends)) {
+        let assembled = match self.parts.queue.take(self.parts.options.part_bytes, &cut.ends) {
             Some(blocks) => self.assemble(blocks),
             None => Ok(None),
         };
@@ -513,7 +549,7 @@ impl Uploader {
             return Ok(None);
         }
         if self.object.is_none()
-            && let Err(error) = self.open_object(token)
+            && let Err(error) = self.open_object(token, blocks[0].device)
         {
             self.parts.queue.give_back(blocks);
             return Err(error);
@@ -540,12 +576,17 @@ impl Uploader {
         Ok(Some(Bytes::from(part.bytes)))
     }
 
-    fn open_object(&mut self, token: u64) -> Result<(), PersistError> {
+    /// Opens an object that begins with blocks of `device`.
+    fn open_object(&mut self, token: u64, device: usize) -> Result<(), PersistError> {
         let name = format!("{}/{:08}-{token:016x}", self.parts.options.group, self.objects_made);
         self.objects_made += 1;
         let opened =
             ManifestRecord::UploadOpened { bucket: self.parts.bucket.clone(), object: name.clone(), token };
-        let ledger = &self.parts.custody.holdings[0].ledger;
+        let custody = &self.parts.custody;
+        let detached = custody.is_detached(device);
+        let keepers = 0..custody.holdings.len();
+        let keeper = keepers.into_iter().find(|&keeper| custody.is_detached(keeper) == detached);
+        let ledger = &custody.holdings[keeper.unwrap_or(device)].ledger;
         ledger
             .record(vec![opened])
             .map_err(|source| PersistError::Manifest { object: name.clone(), source: Arc::new(source) })?;
@@ -553,6 +594,7 @@ impl Uploader {
             upload: self.parts.driver.upload(&name),
             name,
             token,
+            detached,
             footer: Footer::new(token),
             blocks: Vec::new(),
             ranges: BTreeMap::new(),
@@ -589,7 +631,9 @@ impl Uploader {
         let footer_range = start..start + footer.len() as u64;
         let tail = part.into_iter().chain([footer]).collect();
         self.put(tail);
-        let Some(OpenObject { name, token, upload, footer, blocks, ranges, .. }) = self.object.take() else {
+        let Some(OpenObject { name, token, detached, upload, footer, blocks, ranges, .. }) =
+            self.object.take()
+        else {
             unreachable!("it was there");
         };
         let sender = self.parts.sender.clone();
@@ -601,6 +645,7 @@ impl Uploader {
             cut,
             name,
             token,
+            detached,
             footer,
             object_bytes,
             footer_range,
@@ -614,14 +659,7 @@ impl Uploader {
         let Some(finishing) = self.finishing.take_if(|finishing| finishing.token == token) else { return };
         self.tidy = true;
         let error = match outcome {
-            Ok(_)
-                if self
-                    .parts
-                    .custody
-                    .holdings
-                    .iter()
-                    .any(|holding| holding.ledger.dooms(&finishing.name)) =>
-            {
+            Ok(_) if self.is_doomed(&finishing) => {
                 let source = Arc::new(io::Error::other("the local directory went out of service meanwhile"));
                 PersistError::Manifest { object: finishing.name.clone(), source }
             }
@@ -637,10 +675,29 @@ impl Uploader {
         self.fail(finishing.name, finishing.blocks, finishing.cut.requests, &error, now);
     }
 
+    /// Whether a directory went out of service that would have to record the object, or that would remove it at the next
+    /// open.
+    fn is_doomed(&self, finishing: &Finishing) -> bool {
+        let custody = &self.parts.custody;
+        let unrecorded = |&(device, _): &(usize, Vec<LogRange>)| custody.is_detached(device);
+        custody.holdings.iter().any(|holding| holding.ledger.dooms(&finishing.name))
+            || !finishing.detached && finishing.ranges.values().any(unrecorded)
+    }
+
     /// Records a proven object, and answers who waited for it.
     fn commit(&mut self, finishing: Finishing, now: Instant) {
-        let Finishing { cut, name, token, footer, object_bytes, footer_range, blocks, ranges, started_at } =
-            finishing;
+        let Finishing {
+            cut,
+            name,
+            token,
+            footer,
+            object_bytes,
+            footer_range,
+            blocks,
+            ranges,
+            started_at,
+            ..
+        } = finishing;
         let mut ends: Vec<Option<u64>> = vec![None; self.parts.queue.devices()];
         for block in &blocks {
             let end = &mut ends[block.device];
