@@ -297,7 +297,7 @@ impl Lane {
     }
 
     /// Ready when a value of `len` bytes would fit now, or never; else the waker of `cx` is called after the consumer has
-    /// released something, and the bell is rung. Callable from any thread.
+    /// released enough for at least a quarter of the lane to be free, and the bell is rung. Callable from any thread.
     ///
     /// Room is not reserved: the owner may find it taken by another of its writers.
     pub fn poll_room(&self, len: usize, cx: &mut Context<'_>) -> Poll<()> {
@@ -562,7 +562,12 @@ impl Consumer {
         self.peeked_bytes -= bytes;
         self.head += bytes as u64;
         lane.head.0.store(self.head, Release);
-        lane.room.0.wake();
+        // Who waits is woken once a quarter of the lane is free, which any value fits: woken for every frame it would
+        // find room for a few and sleep again. Draining goes on to the end, so that point is always reached.
+        let held = lane.ours.0.tail.load(Relaxed) - self.head;
+        if held <= lane.capacity_bytes / 4 * 3 {
+            lane.room.0.wake();
+        }
     }
 
     /// The lane that this drains.
