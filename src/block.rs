@@ -6,7 +6,7 @@
 use crate::record::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Frames, SLOTS_MAX};
 use crate::types::{LogId, SequenceNumber};
 pub use tidelog_io::segment::BlockPlace;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 /// The version of the block format that this code writes, and the newest it reads.
 pub const BLOCK_VERSION: u16 = 1;
@@ -466,7 +466,7 @@ impl<'a> Block<'a> {
 /// Covers every byte but the checksum itself: the header's hash seeds that of the rest.
 fn checksum(block: &[u8]) -> u64 {
     let (header, rest) = block.split_at(BLOCK_HEADER_BYTES);
-    xxh3_64_with_seed(rest, xxh3_64(&header[..at::CHECKSUM]))
+    XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(&header[..at::CHECKSUM]), rest)
 }
 
 fn check_place(place: &BlockPlace, expected: &Expected) -> Result<(), BlockError> {

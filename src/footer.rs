@@ -7,7 +7,7 @@ use crate::part::{Compression, PartId, Run};
 use crate::types::{LogId, SequenceNumber};
 use crate::varint;
 use std::ops::Range;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 /// The version of the object format that this code writes, and the newest it reads.
 pub const FOOTER_VERSION: u32 = 1;
@@ -179,7 +179,7 @@ impl Footer {
         out.extend_from_slice(&footer_len.to_le_bytes());
         out.extend_from_slice(&FOOTER_VERSION.to_le_bytes());
         out.extend_from_slice(&[0; at::CHECKSUM - at::ZERO]);
-        let checksum = xxh3_64(&out);
+        let checksum = XxHash3_64::oneshot(&out);
         out.extend_from_slice(&checksum.to_le_bytes());
         out.extend_from_slice(&MAGIC);
         out
@@ -222,7 +222,7 @@ impl Footer {
         let (body, trailer) =
             bytes.split_last_chunk::<TRAILER_BYTES>().expect("its length was looked at to locate it");
         let covered = &bytes[..body.len() + at::CHECKSUM];
-        if xxh3_64(covered) != u64::from_le_bytes(chunk(trailer, at::CHECKSUM)) {
+        if XxHash3_64::oneshot(covered) != u64::from_le_bytes(chunk(trailer, at::CHECKSUM)) {
             return Err(FooterError::Checksum);
         }
         if trailer[at::ZERO..at::CHECKSUM] != [0; at::CHECKSUM - at::ZERO] {
@@ -356,7 +356,7 @@ mod tests {
         out.extend((body.len() as u64 + TRAILER_BYTES as u64).to_le_bytes());
         out.extend(FOOTER_VERSION.to_le_bytes());
         out.extend([0; 4]);
-        out.extend(xxh3_64(&out).to_le_bytes());
+        out.extend(XxHash3_64::oneshot(&out).to_le_bytes());
         out.extend(MAGIC);
         out
     }

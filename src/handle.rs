@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::fields::{FieldError, FieldReader, put_text};
 use crate::{KeyGroupRange, LogId, SequenceNumber, varint};
@@ -204,7 +204,7 @@ impl ChangelogHandle {
         bytes.extend_from_slice(&HANDLE_VERSION.to_le_bytes());
         bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&body);
-        let checksum = xxh3_64(&bytes);
+        let checksum = XxHash3_64::oneshot(&bytes);
         bytes.extend_from_slice(&checksum.to_le_bytes());
         bytes
     }
@@ -258,7 +258,7 @@ impl ChangelogHandle {
 
     fn checksum(&self) -> u64 {
         let bytes = self.to_bytes();
-        xxh3_64(&bytes[..bytes.len() - CHECKSUM_BYTES])
+        XxHash3_64::oneshot(&bytes[..bytes.len() - CHECKSUM_BYTES])
     }
 
     fn check(&self) -> Result<(), HandleError> {
@@ -344,7 +344,7 @@ fn checked_body(bytes: &[u8]) -> Result<&[u8], HandleError> {
     if reader.left_bytes() > 0 {
         return Err(invalid("there are bytes after its end"));
     }
-    if xxh3_64(&bytes[..HEAD_BYTES + body_bytes]) != checksum {
+    if XxHash3_64::oneshot(&bytes[..HEAD_BYTES + body_bytes]) != checksum {
         return Err(HandleError::Checksum);
     }
     Ok(body)
@@ -553,7 +553,7 @@ mod tests {
             bytes.extend_from_slice(&HANDLE_VERSION.to_le_bytes());
             bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
             bytes.extend_from_slice(&body);
-            let checksum = xxh3_64(&bytes);
+            let checksum = XxHash3_64::oneshot(&bytes);
             bytes.extend_from_slice(&checksum.to_le_bytes());
             if let Ok(handle) = ChangelogHandle::from_bytes(&bytes) {
                 prop_assert_eq!(handle.check(), Ok(()));

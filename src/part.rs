@@ -9,7 +9,7 @@ use crate::varint;
 use bytes::Bytes;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use std::ops::Range;
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use twox_hash::XxHash3_64;
 
 /// Payloads above this many bytes are never compressed, so that a reader may refuse whatever claims to unpack to more.
 pub const PACKED_PAYLOAD_BYTES_MAX: usize = 64 << 20;
@@ -93,7 +93,7 @@ impl Directory {
         let (mut body, checksum) =
             bytes.split_last_chunk::<CHECKSUM_BYTES>().ok_or(PartError::Checksum(WHAT))?;
         let seed = identity(part, run.log, DIRECTORY_KEY);
-        if xxh3_64_with_seed(body, seed) != u64::from_le_bytes(*checksum) {
+        if XxHash3_64::oneshot_with_seed(seed, body) != u64::from_le_bytes(*checksum) {
             return Err(PartError::Checksum(WHAT));
         }
         let corrupt = |what| PartError::Corrupt(WHAT, what);
@@ -153,7 +153,7 @@ impl Changeset {
         let (checksum, stored) =
             bytes.split_first_chunk::<CHECKSUM_BYTES>().ok_or(PartError::Checksum(WHAT))?;
         let key = group.map_or(0, |group| u32::from(group.0) + 1);
-        if xxh3_64_with_seed(stored, identity(part, log, key)) != u64::from_le_bytes(*checksum) {
+        if XxHash3_64::oneshot_with_seed(identity(part, log, key), stored) != u64::from_le_bytes(*checksum) {
             return Err(PartError::Checksum(WHAT));
         }
         let corrupt = |what| PartError::Corrupt(WHAT, what);
@@ -267,7 +267,7 @@ pub(crate) fn put_directory(
         varint::put(out, changeset_len);
         due_key = key + 1;
     }
-    let checksum = xxh3_64_with_seed(&out[start..], identity(part, log, DIRECTORY_KEY));
+    let checksum = XxHash3_64::oneshot_with_seed(identity(part, log, DIRECTORY_KEY), &out[start..]);
     out.extend_from_slice(&checksum.to_le_bytes());
 }
 
@@ -275,7 +275,7 @@ pub(crate) fn put_directory(
 pub(crate) fn seal_changeset(changeset: &mut [u8], part: PartId, log: LogId, group_key: u32) {
     let (checksum, stored) =
         changeset.split_first_chunk_mut::<CHECKSUM_BYTES>().expect("a changeset starts with its checksum");
-    *checksum = xxh3_64_with_seed(stored, identity(part, log, group_key)).to_le_bytes();
+    *checksum = XxHash3_64::oneshot_with_seed(identity(part, log, group_key), stored).to_le_bytes();
 }
 
 /// Compresses changesets. Keeps its table between them.
@@ -361,7 +361,7 @@ fn identity(part: PartId, log: LogId, key: u32) -> u64 {
     bytes[8..12].copy_from_slice(&part.index.to_le_bytes());
     bytes[12..16].copy_from_slice(&key.to_le_bytes());
     bytes[16..].copy_from_slice(&log.0.to_le_bytes());
-    xxh3_64(&bytes)
+    XxHash3_64::oneshot(&bytes)
 }
 
 #[cfg(test)]
@@ -379,7 +379,7 @@ mod tests {
 
     /// A directory of any body, under a right checksum.
     fn sealed_directory(body: &[u8]) -> Vec<u8> {
-        let checksum = xxh3_64_with_seed(body, identity(PART, LOG, DIRECTORY_KEY));
+        let checksum = XxHash3_64::oneshot_with_seed(identity(PART, LOG, DIRECTORY_KEY), body);
         [body, &checksum.to_le_bytes()].concat()
     }
 

@@ -12,7 +12,8 @@
 use std::io;
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
+use std::hash::Hasher as _;
+use twox_hash::XxHash3_64;
 
 use crate::disk::Files;
 
@@ -228,7 +229,7 @@ impl Manifest {
         bytes.extend_from_slice(&0u32.to_le_bytes());
         bytes.extend_from_slice(&self.directory_id.to_le_bytes());
         bytes.extend_from_slice(&len_bytes.to_le_bytes());
-        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes.extend_from_slice(&XxHash3_64::oneshot(&bytes).to_le_bytes());
         bytes.extend_from_slice(&body);
         self.poisoned = true;
         self.files.replace(MANIFEST_NAME, &bytes)?;
@@ -351,7 +352,9 @@ fn decode_header(bytes: &[u8]) -> Result<(u64, u64), ManifestError> {
     if version > VERSION {
         return Err(ManifestError::NewerVersion { found: version, known: VERSION });
     }
-    if version != VERSION || xxh3_64(&header[..HEADER_BYTES - 8]) != read_u64(&header[HEADER_BYTES - 8..]) {
+    if version != VERSION
+        || XxHash3_64::oneshot(&header[..HEADER_BYTES - 8]) != read_u64(&header[HEADER_BYTES - 8..])
+    {
         return Err(corrupt(0, "bad header"));
     }
     let intact_bytes = read_u64(&header[24..]);
@@ -410,12 +413,12 @@ fn decode_records(mut payload: &[u8], records: &mut Vec<Vec<u8>>) -> Result<(), 
 }
 
 fn checksum(directory_id: u64, index: u64, payload: &[u8]) -> u64 {
-    let mut hash = Xxh3Default::new();
-    hash.update(&directory_id.to_le_bytes());
-    hash.update(&(payload.len() as u32).to_le_bytes());
-    hash.update(&index.to_le_bytes());
-    hash.update(payload);
-    hash.digest()
+    let mut hash = XxHash3_64::new();
+    hash.write(&directory_id.to_le_bytes());
+    hash.write(&(payload.len() as u32).to_le_bytes());
+    hash.write(&index.to_le_bytes());
+    hash.write(payload);
+    hash.finish()
 }
 
 fn corrupt(offset: usize, what: &'static str) -> ManifestError {

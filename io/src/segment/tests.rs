@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use super::*;
 use crate::disk::{Durability, EngineInfo};
@@ -74,7 +74,7 @@ fn encode(place: &BlockPlace) -> [u8; 48] {
 /// The place sealed into a block, if the block is intact.
 fn decode(block: &[u8]) -> Option<BlockPlace> {
     let word = |index: usize| u64::from_le_bytes(*block[index * 8..].first_chunk().unwrap());
-    let intact = block[0] != 0 && word(6) == xxh3_64(&[&block[..48], &block[56..]].concat());
+    let intact = block[0] != 0 && word(6) == XxHash3_64::oneshot(&[&block[..48], &block[56..]].concat());
     intact.then(|| BlockPlace {
         directory: DIRECTORY,
         segment: word(0) as u32,
@@ -124,7 +124,7 @@ impl Rig {
             assert!(seen.events().contains(&acquired), "{place:?} is written before {acquired:?}");
             assert!(seen.counts(place.epoch, place.number), "{place:?} was cut off");
             block[..48].copy_from_slice(&encode(place));
-            let sum = xxh3_64(&[&block[..48], &block[56..]].concat());
+            let sum = XxHash3_64::oneshot(&[&block[..48], &block[56..]].concat());
             block[48..56].copy_from_slice(&sum.to_le_bytes());
         });
         let segments = Segments::new(disk, world.files(), Box::new(log.clone()), seal, config, known, 1, 100);
