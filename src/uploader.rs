@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use tidelog_io::disk::Durability;
 use tidelog_upload::{Driver, ObjectUpload, Resolver, StoreError};
 
 use crate::assemble::Assembler;
@@ -347,7 +348,10 @@ impl Uploader {
             },
             Event::Quiesce { resolver } => self.quiesce.push(resolver),
             Event::Exit => {
-                self.parts.custody.seal_segments();
+                // Without it a power cut may still take what was written.
+                if self.parts.options.durability == Durability::Power {
+                    self.parts.custody.seal_segments();
+                }
                 self.exit = true;
             }
         }
