@@ -77,6 +77,8 @@ pub(crate) struct SpillerParts {
 pub(crate) struct Spiller {
     parts: SpillerParts,
     lanes: Vec<Consumer>,
+    /// The lane that was drained last.
+    turn: usize,
     /// By slot.
     logs: Vec<Option<SlotState>>,
     builder: BlockBuilder,
@@ -170,6 +172,7 @@ impl Spiller {
         Spiller {
             parts,
             lanes: Vec::new(),
+            turn: 0,
             logs: Vec::new(),
             builder,
             open: None,
@@ -380,7 +383,10 @@ impl Spiller {
     fn drain_lanes(&mut self, now: Instant) -> bool {
         let mut any = false;
         let mut detours: Vec<(usize, u64)> = Vec::new();
-        for index in 0..self.lanes.len() {
+        for _ in 0..self.lanes.len() {
+            // Each lane has its turn, also when there is room for one only: a lane that always came last would starve.
+            self.turn = (self.turn + 1) % self.lanes.len();
+            let index = self.turn;
             let limit = self.lanes[index].lane().committed();
             any |= self.lanes[index].position() < limit || self.large.is_some();
             detours.push((index, limit));
