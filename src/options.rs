@@ -83,7 +83,7 @@ impl Options {
             append_wait_max: Duration::from_secs(10),
             linger: Duration::from_millis(10),
             block_bytes: 256 << 10,
-            writes_in_flight: 16,
+            writes_in_flight: 32,
             segment_bytes: 256 << 20,
             local_bytes: 4 << 30,
             memory_bytes: 256 * MIB,
@@ -155,7 +155,9 @@ impl Options {
         self
     }
 
-    /// Local writes in flight: 16, from 1 to 256. A depth below 8 loses badly on a busy machine.
+    /// Local writes in flight: 32, from 1 to 256. The spiller fills blocks between looking for completions; sixteen keep a
+    /// fast device busy only if they are reaped at once (measured: 3.3 against 3.5 GB/s of 256 B changes). A depth below
+    /// 8 loses badly on a busy machine.
     #[must_use]
     pub fn writes_in_flight(mut self, depth: usize) -> Options {
         self.writes_in_flight = depth;

@@ -87,7 +87,8 @@ pub trait Disk: Send {
     /// Closes a file. No write to it may be in flight.
     fn close(&mut self, file: FileSlot);
 
-    /// Starts a write, or gives it back when `depth` are in flight.
+    /// Starts a write, or gives it back when `depth` are in flight. It may be held back, to be started with the next ones,
+    /// until the next `wait`.
     ///
     /// # Errors
     /// The write itself, untouched.

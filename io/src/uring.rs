@@ -31,6 +31,9 @@ use crate::engine::{open_directory, open_file, probe_file};
 /// How many writes may be in flight at most.
 pub const DEPTH_MAX: usize = 4096;
 
+/// So many writes are handed to the kernel with one system call.
+const KICK_WRITES: usize = 4;
+
 /// The user data of the poll for wake-ups; writes have their key in the slab.
 const WAKE: u64 = u64::MAX;
 
@@ -385,6 +388,11 @@ impl Ring {
         assert!(pushed.is_ok(), "the queue has room for every write in flight and the poll");
     }
 
+    /// How many entries the kernel has not been given yet.
+    fn queued(&mut self) -> usize {
+        self.uring.submission().len()
+    }
+
     /// Gives the queue to the kernel. What it does not take now, the next entry into the kernel gives it.
     fn kick(&self) {
         if let Err(error) = self.uring.submit() {
@@ -465,7 +473,12 @@ impl Disk for UringDisk {
                 let (file, registered) = (open.file.clone(), open.registered);
                 let key = self.ops.insert(Op { write, file, done_bytes: 0, retries: 0 });
                 self.queue(key, registered, false);
-                self.ring.kick();
+                // Handed to the kernel a few at a time, which rings the device's doorbell once for them, but at once while
+                // the device has little to do. `wait` hands over what is left.
+                let queued = self.ring.queued();
+                if queued >= KICK_WRITES || self.ops.len() - queued < KICK_WRITES {
+                    self.ring.kick();
+                }
             }
             Err(error) => {
                 self.refused.push(Completion {
