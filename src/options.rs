@@ -156,8 +156,7 @@ impl Options {
     }
 
     /// Local writes in flight: 32, from 1 to 256. The spiller fills blocks between looking for completions; sixteen keep a
-    /// fast device busy only if they are reaped at once (measured: 3.3 against 3.5 GB/s of 256 B changes). A depth below
-    /// 8 loses badly on a busy machine.
+    /// fast device busy only if they are reaped at once. A depth below 8 loses badly on a busy machine.
     #[must_use]
     pub fn writes_in_flight(mut self, depth: usize) -> Options {
         self.writes_in_flight = depth;
