@@ -92,6 +92,13 @@ impl Header {
         FrameKind::from_bits(self.0 >> 24 & 0xf)
     }
 
+    /// Whether the frame is a whole change: [`FrameKind::Data`] or [`FrameKind::Metadata`].
+    #[must_use]
+    #[inline]
+    pub const fn is_change(self) -> bool {
+        matches!(self.0 >> 24 & 0xf, 1 | 2)
+    }
+
     /// The key group; 0 for metadata.
     #[must_use]
     #[inline]
@@ -220,6 +227,7 @@ mod tests {
             let kind = FrameKind::from_bits(kind).unwrap();
             let header = Header::new(kind, key_group, slot, len);
             prop_assert_eq!(header.kind(), Some(kind));
+            prop_assert_eq!(header.is_change(), matches!(kind, FrameKind::Data | FrameKind::Metadata));
             prop_assert_eq!(header.key_group(), key_group);
             prop_assert_eq!(header.slot(), slot);
             prop_assert_eq!(header.value_len(), len);

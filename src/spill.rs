@@ -501,38 +501,40 @@ impl Spiller {
         let mut count = 0;
         let mut stop = Stop::RunEnd;
         while let Some(header) = Header::read(&frames[at..]) {
-            match header.kind() {
-                Some(FrameKind::Data | FrameKind::Metadata) => {}
-                kind => {
-                    stop = Stop::special(kind, header, &run[at + FRAME_HEADER_BYTES..]);
+            let end = at + header.frame_len();
+            // One look at most frames: a whole change of the same log as the one before, and all of it is here.
+            if header.is_change() && header.slot() == slot && end <= copied.min(room) {
+                count += 1;
+                at = end;
+                continue;
+            }
+            let value = &run[at + FRAME_HEADER_BYTES..];
+            if !header.is_change() {
+                stop = Stop::special(header.kind(), header, value);
+                break;
+            }
+            if end > room {
+                stop = Stop::full(header, value, builder);
+                break;
+            }
+            if end > copied {
+                break;
+            }
+            flush_count(logs, builder, slot, std::mem::take(&mut count));
+            slot = u32::MAX;
+            let state = slot_state(logs, &parts.device, header.slot());
+            if state.opened != *opened {
+                if end + TABLE_ENTRY_BYTES > room {
+                    stop = Stop::full(header, value, builder);
                     break;
                 }
+                room -= TABLE_ENTRY_BYTES;
+                state.opened = *opened;
+                state.entry = builder.add_entry(header.slot(), state.log.id, SequenceNumber(state.next));
             }
-            let len = header.frame_len();
-            if at + len > room {
-                stop = Stop::full(header, &run[at + FRAME_HEADER_BYTES..], builder);
-                break;
-            }
-            if at + len > copied {
-                break;
-            }
-            if header.slot() != slot {
-                flush_count(logs, builder, slot, std::mem::take(&mut count));
-                slot = u32::MAX;
-                let state = slot_state(logs, &parts.device, header.slot());
-                if state.opened != *opened {
-                    if at + len + TABLE_ENTRY_BYTES > room {
-                        stop = Stop::full(header, &run[at + FRAME_HEADER_BYTES..], builder);
-                        break;
-                    }
-                    room -= TABLE_ENTRY_BYTES;
-                    state.opened = *opened;
-                    state.entry = builder.add_entry(header.slot(), state.log.id, SequenceNumber(state.next));
-                }
-                slot = header.slot();
-            }
-            count += 1;
-            at += len;
+            slot = header.slot();
+            count = 1;
+            at = end;
         }
         flush_count(logs, builder, slot, count);
         builder.advance(at);

@@ -271,6 +271,7 @@ impl ChangelogWriter {
     /// Dropping the writer does the same.
     pub fn close(self) {}
 
+    #[inline]
     fn check(&self, key_group: KeyGroup) -> Result<(), AppendError> {
         if self.log.key_groups.contains(key_group) {
             Ok(())
@@ -279,6 +280,7 @@ impl ChangelogWriter {
         }
     }
 
+    #[inline]
     fn check_open(&self) -> Result<(), AppendError> {
         if self.poisoned { Err(AppendError::Poisoned) } else { self.check_intake() }
     }
