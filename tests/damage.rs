@@ -167,7 +167,7 @@ fn a_torn_tail_after_a_kill_is_an_end_not_damage() {
     }
     fs::copy(dir.path().join("kept"), dir.path().join("local/MANIFEST")).unwrap();
     let segments = local_files(dir.path(), "segment-");
-    let (path, bytes) = segments.iter().filter(|(_, bytes)| written(bytes) > 0).next_back().unwrap();
+    let (path, bytes) = segments.iter().rfind(|(_, bytes)| written(bytes) > 0).unwrap();
     let last_block = (written(bytes) - 1) / 4096 * 4096;
     let mut torn = bytes.clone();
     torn[last_block + 2000..].fill(0);
