@@ -462,6 +462,12 @@ impl OpenSite {
     ) -> Result<OpenSite, OpenError> {
         let at = |action: &str| format!("{action} in {}", path.display());
         let exists = Manifest::exists(&*files).map_err(|source| io(at("looking for a manifest"), source))?;
+        let mut names = files.list().map_err(|source| io(at("listing files"), source))?.into_iter();
+        if let (false, Some((segment, _))) =
+            (exists, names.find(|(name, _)| parse_segment_name(name).is_some()))
+        {
+            return Err(OpenError::ManifestMissing { directory: path, segment });
+        }
         let (manifest, records) = if exists {
             Manifest::open(Arc::clone(&files))
                 .map_err(|source| OpenError::Manifest { directory: path.clone(), source })?

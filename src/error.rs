@@ -33,6 +33,28 @@ pub enum OpenError {
         /// What is wrong with it.
         source: ManifestError,
     },
+    /// There are segments, but no manifest that says what they hold.
+    #[error(
+        "{directory} holds {segment} but no manifest: it was removed or lost, and without it the segments cannot be read. \
+         Restore the logs from their last checkpoint, and move the directory aside"
+    )]
+    ManifestMissing {
+        /// The local directory.
+        directory: PathBuf,
+        /// The name of a segment file in it.
+        segment: String,
+    },
+    /// Blocks were written after something that the manifest does not know any more.
+    #[error(
+        "the manifest in {directory} has lost its last records: {segment} holds blocks of a use that it does not know. \
+         Restore the logs from their last checkpoint, and move the directory aside"
+    )]
+    ManifestBehind {
+        /// The local directory.
+        directory: PathBuf,
+        /// The name of the segment file.
+        segment: String,
+    },
     /// A record of the manifest makes no sense, or is newer.
     #[error("the manifest in {directory} cannot be replayed: {source}")]
     Record {

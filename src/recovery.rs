@@ -14,7 +14,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use tidelog_io::disk::Files;
-use tidelog_io::segment::{BlockPlace, segment_name};
+use tidelog_io::segment::{BlockPlace, parse_segment_name, segment_name};
 
 use crate::block::{self, BLOCK_ALIGN_BYTES, Block, BlockBuilder, BlockError, Expected};
 use crate::error::OpenError;
@@ -60,6 +60,7 @@ pub(crate) fn recover(
     directory_id: u64,
     state: &ManifestState,
 ) -> Result<Recovered, OpenError> {
+    check_uses(directory, files, directory_id, state)?;
     let mut segments: Vec<(u64, u32)> =
         state.segments().iter().map(|(&segment, &epoch)| (epoch, segment)).collect();
     segments.sort_unstable();
@@ -141,6 +142,35 @@ pub(crate) fn recover(
     trim_unfinished(directory, files, &mut recovered)?;
     check_logs(directory, state, &mut recovered)?;
     Ok(recovered)
+}
+
+/// A use of a segment is recorded before its first block is written, so a block of a later use than any known shows that
+/// the manifest has lost its end: what looks like a torn append was damaged afterwards.
+fn check_uses(
+    directory: &Path,
+    files: &dyn Files,
+    directory_id: u64,
+    state: &ManifestState,
+) -> Result<(), OpenError> {
+    let io = |name: &str, source| OpenError::Io {
+        action: format!("reading {name} in {}", directory.display()),
+        source,
+    };
+    for (name, _) in files.list().map_err(|source| io("the names", source))? {
+        if parse_segment_name(&name).is_none_or(|segment| state.segments().contains_key(&segment)) {
+            continue;
+        }
+        let mut bytes = vec![0; BLOCK_ALIGN_BYTES];
+        let read = files.read_at(&name, 0, &mut bytes).map_err(|source| io(&name, source))?;
+        let Ok(len) = Block::peek_len(&bytes[..read]) else { continue };
+        bytes.resize(len, 0);
+        let read = files.read_at(&name, 0, &mut bytes).map_err(|source| io(&name, source))?;
+        let place = Block::decode(&bytes[..read], None).map(|block| block.header().place);
+        if place.is_ok_and(|place| place.directory == directory_id && place.epoch >= state.next_epoch()) {
+            return Err(OpenError::ManifestBehind { directory: directory.to_owned(), segment: name });
+        }
+    }
+    Ok(())
 }
 
 /// A use that was ended cleanly holds what it held then.

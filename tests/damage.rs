@@ -178,3 +178,40 @@ fn a_torn_tail_after_a_kill_is_an_end_not_damage() {
     let content = collect(recovered.read(KeyGroupRange::ALL).unwrap());
     assert_eq!(content.values().map(Vec::len).sum::<usize>(), 2);
 }
+
+/// A changelog that is killed, as far as its files show: the manifest ends with the acquisition of the segment in use.
+fn killed(dir: &Path) {
+    let changelog = Changelog::open(tiny(dir)).unwrap();
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    writer.append(KeyGroup(0), &[1; 3000]).unwrap();
+    writer.sync().wait().unwrap();
+    let manifest = dir.join("local/MANIFEST");
+    let as_killed = fs::read(&manifest).unwrap();
+    drop((writer, changelog));
+    fs::write(&manifest, as_killed).unwrap();
+}
+
+#[test]
+fn a_manifest_that_lost_the_use_of_a_segment_is_not_taken_for_torn() {
+    let dir = tempfile::tempdir().unwrap();
+    killed(dir.path());
+    let (path, bytes) = local_files(dir.path(), "MANIFEST").pop_first().unwrap();
+    let mut damaged = bytes.clone();
+    *damaged.last_mut().unwrap() ^= 4;
+    fs::write(&path, &damaged).unwrap();
+    match Changelog::open(tiny(dir.path())) {
+        Err(OpenError::ManifestBehind { segment, .. }) => assert_eq!(segment, "segment-00000001"),
+        other => panic!("acknowledged changes would be lost: {other:?}"),
+    }
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(Changelog::open(tiny(dir.path())).unwrap().recovered()[0].end(), SequenceNumber(1));
+}
+
+#[test]
+fn segments_without_a_manifest_are_not_written_over() {
+    let dir = tempfile::tempdir().unwrap();
+    killed(dir.path());
+    fs::remove_file(dir.path().join("local/MANIFEST")).unwrap();
+    assert!(matches!(Changelog::open(tiny(dir.path())), Err(OpenError::ManifestMissing { .. })));
+    assert!(!dir.path().join("local/MANIFEST").exists(), "nothing was made");
+}
