@@ -14,7 +14,7 @@ pub struct Places {
     #[arg(long = "dir", value_name = "DIR", default_value = "tidelog-data")]
     pub dirs: Vec<PathBuf>,
     /// Where checkpoints go, as file:///an/absolute/directory.
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", value_parser = parse_bucket)]
     pub bucket: String,
 }
 
@@ -62,6 +62,14 @@ pub enum Packing {
     None,
     /// Each changeset by LZ4, where that makes it smaller.
     Lz4,
+}
+
+/// A bucket that outlives the process.
+fn parse_bucket(text: &str) -> Result<String, String> {
+    if text.starts_with("file:///") {
+        return Ok(text.to_owned());
+    }
+    Err("give a local directory as file:///an/absolute/directory".to_owned())
 }
 
 impl Tuning {

@@ -76,8 +76,13 @@ fn places_that_cannot_work_are_named() {
     let bucket = home.bucket();
     let write = |args: &[&str]| common::run(common::tidelog().arg("write").args(args), "a\n");
     fails(&write(&["--bucket", &bucket, "--dir", &file]), 1, &[&file, "not a directory"]);
-    fails(&write(&["--bucket", "ftp://host/", "--dir", &home.text("l")]), 1, &["ftp", "file:///"]);
-    fails(&write(&["--bucket", "file://relative", "--dir", &home.text("l")]), 1, &["three slashes"]);
+    for bucket in ["ftp://host/", "file://relative", "memory://", "/plain/path"] {
+        fails(
+            &write(&["--bucket", bucket, "--dir", &home.text("l")]),
+            2,
+            &[bucket, "file:///an/absolute/directory"],
+        );
+    }
     let small = ["--bucket", &bucket, "--dir", &home.text("l"), "--local-bytes", "1M"];
     fails(&write(&small), 1, &["local_bytes", "two segments"]);
     fails(&tidelog_with(&["read", "--dir", &home.text("nothing")]), 1, &["nothing"]);

@@ -20,6 +20,8 @@ pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
             if !matches!(source, HandleError::NewerVersion { .. }) =>
         {
             let mut report = Report::new(name, "handles");
+            let place = place.trim_start_matches(", ");
+            let place = if place.is_empty() { String::new() } else { format!("{place}: ") };
             report.damage(None, format!("{place}{source}"));
             return Ok(vec![report]);
         }

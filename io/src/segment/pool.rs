@@ -50,6 +50,8 @@ pub(super) struct Pool {
     failures: u32,
     failure: Option<io::Error>,
     refusals_left: u32,
+    /// Somebody was told that segments cannot be made ready; said anew once one was.
+    warned: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,6 +98,7 @@ impl Pool {
             failures: 0,
             failure: None,
             refusals_left: 0,
+            warned: false,
         }
     }
 
@@ -168,6 +171,7 @@ impl Pool {
     /// Says that the segment just taken could be opened.
     pub(super) fn opened(&mut self) {
         self.failures = 0;
+        self.warned = false;
         self.failure = None;
     }
 
@@ -298,7 +302,10 @@ impl Pool {
     }
 
     fn failed(&mut self, segment: u32, error: io::Error) {
-        tracing::warn!(segment, %error, "a segment could not be made ready");
+        if !std::mem::replace(&mut self.warned, true) {
+            tracing::warn!(segment, %error, "a segment could not be made ready, and is tried again; until then what is \
+                appended waits: free space in the directory, or give segments fewer bytes");
+        }
         metrics::counter!("tidelog_segment_prepare_failures_total").increment(1);
         if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
             self.refusals_left = FULL_REFUSALS;
