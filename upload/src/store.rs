@@ -1,4 +1,4 @@
-//! The seam to a bucket: named objects, written once in parts, read by range.
+//! The seam to a bucket, at the level of requests: whole objects, objects in parts, ranges, listings.
 //!
 //! What an object holds, when one is begun and when one may be deleted is decided elsewhere. Time limits, retries and
 //! the choice of a bucket do not live here either: an implementation makes one attempt and says how it ended.
@@ -10,6 +10,7 @@ use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
@@ -22,24 +23,84 @@ pub const NAME_BYTES_MAX: usize = 1024;
 /// The longest part of a name between two `/`, in bytes: a local file name, with room for a temporary suffix.
 pub const NAME_SEGMENT_BYTES_MAX: usize = 240;
 
-/// One bucket. Shared between threads; every operation is one attempt.
+/// One bucket. Shared between threads; every operation is one attempt of one request. Dropping its future gives the
+/// request up: the connection is closed, and whether it took effect is unknown.
 ///
 /// Contract, checked by one suite for every implementation:
-/// 1. Nothing can be seen under a name before [`ObjectSink::complete`] is called for it: an object is there whole or
-///    not at all.
-/// 2. `Ok` from `complete` means that the object is committed with exactly the bytes put, durable as far as the store can
-///    promise it, and that its size was asked for after the commit and found right. After any other outcome the object
-///    may or may not exist, and nothing may be claimed of it: delete it, or look at it again.
+/// 1. Nothing can be seen under a name before [`put`](Store::put) or [`complete`](Store::complete) took effect: an object
+///    is there whole or not at all.
+/// 2. `Ok` means that it is done, durable as far as the store can promise it. An error says by
+///    [`outcome`](StoreError::outcome) whether nothing was done or whether that is unknown.
 /// 3. [`get`](Store::get) returns every byte of the range or an error, never fewer bytes.
-/// 4. [`delete`](Store::delete) of what does not exist succeeds; `Ok` means that it is gone for good.
-/// 5. Names are checked before anything is done ([`check_name`]). A name is used for one upload only: the caller makes it
+/// 4. [`delete`](Store::delete) and [`abort`](Store::abort) of what does not exist succeed.
+/// 5. Names are checked before anything is done ([`check_name`]). A name is used for one object only: the caller makes it
 ///    unique. A name must not be a folder of another one.
+/// 6. Nothing is retried inside, and no time limit is kept.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Begins an object. Visible to nobody until it is complete.
+    /// The URL of the bucket, as it stands in handles and errors. Opening it again gives the same bucket.
+    fn url(&self) -> &str;
+
+    /// What the bucket takes.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Writes a whole object in one request. Returns its entity tag, empty if the store has none.
     ///
     /// # Errors
     /// A refused name, or whatever the store says.
-    fn begin<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Box<dyn ObjectSink>, StoreError>>;
+    fn put<'a>(
+        &'a self,
+        name: &'a str,
+        body: Body,
+        lane: Lane,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>>;
+
+    /// Begins an object in parts. Visible to nobody until it is complete.
+    ///
+    /// # Errors
+    /// A refused name, or whatever the store says.
+    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>>;
+
+    /// Sends one part, numbered from 1.
+    ///
+    /// # Errors
+    /// [`NoSuchUpload`](StoreErrorKind::NoSuchUpload), or whatever the store says.
+    fn put_part<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        number: u32,
+        body: Body,
+        lane: Lane,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>>;
+
+    /// The parts that the store has of an upload, by number. Only where [`Capabilities::list_parts`] says so.
+    ///
+    /// # Errors
+    /// [`NoSuchUpload`](StoreErrorKind::NoSuchUpload), or whatever the store says.
+    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>>;
+
+    /// Makes the object of these parts, whose numbers go up.
+    ///
+    /// # Errors
+    /// [`NoSuchUpload`](StoreErrorKind::NoSuchUpload), [`InvalidPart`](StoreErrorKind::InvalidPart),
+    /// [`InProgress`](StoreErrorKind::InProgress), or whatever the store says.
+    fn complete<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        parts: &'a [UploadedPart],
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>>;
+
+    /// Gives an upload up and removes its parts.
+    ///
+    /// # Errors
+    /// Whatever the store says.
+    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>>;
+
+    /// The uploads neither complete nor aborted whose names start with `prefix`. Only where
+    /// [`Capabilities::list_uploads`] says so.
+    ///
+    /// # Errors
+    /// Whatever the store says.
+    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>>;
 
     /// Reads a range of bytes: all of it, or an error.
     ///
@@ -48,52 +109,159 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// the range does, or whatever the store says. Nothing is allocated for a range that the object does not have.
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>>;
 
-    /// The size of a complete object in bytes.
+    /// What the store knows of a complete object.
     ///
     /// # Errors
     /// [`NotFound`](StoreErrorKind::NotFound), or whatever the store says.
-    fn size<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<u64, StoreError>>;
+    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>>;
 
-    /// Deletes an object, and what an upload of this name that never ended has left behind, as far as the store
-    /// allows to find it. What does not exist is deleted already.
+    /// Deletes an object. What does not exist is deleted already.
     ///
     /// # Errors
     /// Whatever the store says; the object may be gone or not.
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// All complete objects whose names start with `prefix` (a plain string, may be empty), with their sizes in bytes,
-    /// sorted by name.
+    /// All complete objects whose names start with `prefix` (a plain string, may be empty), sorted by name.
     ///
     /// # Errors
     /// Whatever the store says.
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<(String, u64)>, StoreError>>;
-
-    /// The URL of the bucket, as it stands in handles and errors. Opening it again gives the same bucket.
-    fn url(&self) -> &str;
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>>;
 }
 
-/// An object being written. Dropping it without [`complete`](ObjectSink::complete) or [`abort`](ObjectSink::abort) leaves
-/// the object invisible, and its leftovers to [`Store::delete`].
-pub trait ObjectSink: Send {
-    /// Adds a part: the concatenation of `part`, without copying where the store allows. One at a time, in order.
-    ///
-    /// # Errors
-    /// Whatever the store says. The upload has then failed for good: all that is left is to abort it. The same holds
-    /// if the future is dropped before it is ready.
-    fn put(&mut self, part: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>>;
+/// What a bucket takes: one row per kind of store, compared with the store itself by the conformance suite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// How the parts of an upload may be sent.
+    pub parts: Parts,
+    /// The least bytes of a part that is not the last one.
+    pub part_bytes_min: u64,
+    /// The most bytes of a part.
+    pub part_bytes_max: u64,
+    /// The most parts of an object.
+    pub parts_max: u32,
+    /// Whether all parts but the last one must have the same size.
+    pub equal_parts: bool,
+    /// Whether the numbers at [`Store::complete`] may have gaps.
+    pub sparse: bool,
+    /// Whether a part number may be sent again while an earlier attempt may still arrive.
+    pub resend_part: bool,
+    /// Whether the parts that have arrived can be listed.
+    pub list_parts: bool,
+    /// Whether unfinished uploads can be listed.
+    pub list_uploads: bool,
+    /// Whether a write can be made to fail where an object of that name exists.
+    pub conditional_put: bool,
+}
 
-    /// Commits the object, then asks for its size and compares; returns the size in bytes.
-    ///
-    /// # Errors
-    /// [`Failed`](StoreErrorKind::Failed), [`WrongSize`](StoreErrorKind::WrongSize), or
-    /// [`Latched`](StoreErrorKind::Latched) when a part had failed. The object may exist; it must not be relied on.
-    fn complete(self: Box<Self>) -> BoxFuture<'static, Result<u64, StoreError>>;
+/// How the parts of an upload may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// In any order, several at a time.
+    Parallel,
+    /// One after the other, in order, each once: one writer and a rename.
+    Sequential,
+    /// Not at all: one request per object.
+    None,
+}
 
-    /// Gives the object up and removes what was written.
-    ///
-    /// # Errors
-    /// Whatever the store says; [`Store::delete`] may be used to try again.
-    fn abort(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>>;
+/// The connections that a request uses: attempts that race do not share any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lane {
+    /// First attempts.
+    Primary,
+    /// Hedges.
+    Hedge,
+}
+
+/// Bytes to be sent: slices that are never copied, and can be sent again.
+#[derive(Clone, Debug, Default)]
+pub struct Body(Arc<[Bytes]>);
+
+impl Body {
+    /// The concatenation of `slices`.
+    #[must_use]
+    pub fn new(slices: Vec<Bytes>) -> Body {
+        Body(slices.into())
+    }
+
+    /// The length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.0.iter().map(|slice| slice.len() as u64).sum()
+    }
+
+    /// Whether there is nothing to send.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The slices in order.
+    #[must_use]
+    pub fn slices(&self) -> &[Bytes] {
+        &self.0
+    }
+}
+
+/// A store's tag for the bytes of an object or a part, without quotes; empty where the store has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct EntityTag(pub Arc<str>);
+
+/// A store's name for an upload in parts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UploadId(pub Arc<str>);
+
+/// An upload in parts.
+#[derive(Clone, Copy, Debug)]
+pub struct UploadRef<'a> {
+    /// The name of its object.
+    pub name: &'a str,
+    /// The store's name for it.
+    pub id: &'a UploadId,
+}
+
+/// A part that was taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UploadedPart {
+    /// Its number, from 1.
+    pub number: u32,
+    /// The tag that the store gave to it.
+    pub tag: EntityTag,
+}
+
+/// A part in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedPart {
+    /// Its number, from 1.
+    pub number: u32,
+    /// Its tag.
+    pub tag: EntityTag,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// An upload in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedUpload {
+    /// The name of its object.
+    pub name: String,
+    /// The store's name for it.
+    pub id: UploadId,
+    /// When it began, as the store says.
+    pub created: Option<SystemTime>,
+}
+
+/// A complete object in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedObject {
+    /// Its name.
+    pub name: String,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Its tag.
+    pub tag: EntityTag,
+    /// When it was completed, as the store says.
+    pub modified: Option<SystemTime>,
 }
 
 /// What was asked of a store.
@@ -101,18 +269,24 @@ pub trait ObjectSink: Send {
 pub enum Operation {
     /// Opening the bucket.
     Open,
-    /// [`Store::begin`].
-    Begin,
-    /// [`ObjectSink::put`].
+    /// [`Store::put`].
     Put,
-    /// [`ObjectSink::complete`].
+    /// [`Store::create`].
+    Create,
+    /// [`Store::put_part`].
+    PutPart,
+    /// [`Store::list_parts`].
+    ListParts,
+    /// [`Store::complete`].
     Complete,
-    /// [`ObjectSink::abort`].
+    /// [`Store::abort`].
     Abort,
+    /// [`Store::list_uploads`].
+    ListUploads,
     /// [`Store::get`].
     Get,
-    /// [`Store::size`].
-    Size,
+    /// [`Store::head`].
+    Head,
     /// [`Store::delete`].
     Delete,
     /// [`Store::list`].
@@ -125,12 +299,15 @@ impl Operation {
     pub fn name(self) -> &'static str {
         match self {
             Operation::Open => "open",
-            Operation::Begin => "begin",
             Operation::Put => "put",
+            Operation::Create => "create",
+            Operation::PutPart => "put_part",
+            Operation::ListParts => "list_parts",
             Operation::Complete => "complete",
             Operation::Abort => "abort",
+            Operation::ListUploads => "list_uploads",
             Operation::Get => "get",
-            Operation::Size => "size",
+            Operation::Head => "head",
             Operation::Delete => "delete",
             Operation::List => "list",
         }
@@ -184,12 +361,51 @@ pub enum StoreErrorKind {
         /// The schemes known, for people.
         supported: &'static str,
     },
-    /// The store failed; the source of the error says how.
+    /// The store refuses for now: 503, 429 and their like. Nothing was done.
+    #[error("the store asks to slow down")]
+    Throttled,
+    /// There was no answer in time.
+    #[error("there was no answer within {0:?}")]
+    TimedOut(Duration),
+    /// The connection broke, the answer made no sense, or the store failed while at it.
+    #[error("the request was interrupted, and its outcome is unknown")]
+    Interrupted,
+    /// The store does not know the upload: completed, aborted or expired.
+    #[error("the store does not know this upload (any more); begin a new one")]
+    NoSuchUpload,
+    /// A part named at Complete is not there as named, is too small or out of order.
+    #[error("the store refuses a part of the upload")]
+    InvalidPart,
+    /// A Complete of this upload is under way.
+    #[error("the upload is being completed already")]
+    InProgress,
+    /// An object of this name exists.
+    #[error("an object of this name exists")]
+    Exists,
+    /// The credentials do not allow it.
+    #[error("access is denied; check the credentials and the policy of the bucket")]
+    Denied,
+    /// The credentials have expired or cannot be had.
+    #[error("the credentials have expired or cannot be had; renew them")]
+    Credentials,
+    /// The clock of this machine and that of the store differ by more than the store accepts.
+    #[error("this machine's clock and the store's differ too much; set the clock")]
+    ClockSkew,
+    /// The store does not do such a thing.
+    #[error("the store does not offer this")]
+    Unsupported,
+    /// The store refused it for good, or failed without having done anything; the source of the error says how.
     #[error("the store failed")]
     Failed,
     /// An earlier operation on this upload failed.
     #[error("an earlier operation of this upload failed; begin a new one")]
     Latched,
+    /// Given up by its owner before it had ended.
+    #[error("the request was given up")]
+    Cancelled,
+    /// The object could not be written within its deadline.
+    #[error("the object was not complete within {0:?}")]
+    Deadline(Duration),
     /// The upload was aborted by its owner.
     #[error("the upload was aborted")]
     Aborted,
@@ -198,6 +414,45 @@ pub enum StoreErrorKind {
         "uploads were shut down before the outcome was known; look at the bucket before relying on either"
     )]
     ShutDown,
+}
+
+/// What a failed request has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Nothing.
+    NotApplied,
+    /// Nobody knows; it may even still be under way.
+    Unknown,
+}
+
+impl StoreErrorKind {
+    /// What the request has done.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            StoreErrorKind::TimedOut(_)
+            | StoreErrorKind::Interrupted
+            | StoreErrorKind::Cancelled
+            | StoreErrorKind::ShutDown
+            | StoreErrorKind::InProgress => Outcome::Unknown,
+            _ => Outcome::NotApplied,
+        }
+    }
+
+    /// Whether the same request may succeed later although nobody changes anything.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            StoreErrorKind::Throttled
+                | StoreErrorKind::TimedOut(_)
+                | StoreErrorKind::Interrupted
+                | StoreErrorKind::InProgress
+                | StoreErrorKind::Credentials
+                | StoreErrorKind::ClockSkew
+                | StoreErrorKind::Deadline(_)
+        )
+    }
 }
 
 /// One operation that did not succeed: which, on what, why, and whether another attempt makes sense. Cheap to clone.
@@ -214,16 +469,36 @@ struct Inner {
 }
 
 impl StoreError {
-    /// An error without a cause below it, that no further attempt will change. `object` is empty for the bucket itself.
+    /// An error without a cause below it. `object` is empty for the bucket itself.
     #[must_use]
     pub fn new(operation: Operation, bucket: &str, object: &str, kind: StoreErrorKind) -> StoreError {
         StoreError(Arc::new(Inner {
             operation,
             bucket: bucket.to_owned(),
             object: object.to_owned(),
+            retryable: kind.is_retryable(),
             kind,
-            retryable: false,
             source: None,
+        }))
+    }
+
+    /// An error of a kind, with its cause.
+    #[must_use]
+    pub fn caused(
+        operation: Operation,
+        bucket: &str,
+        object: &str,
+        kind: StoreErrorKind,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> StoreError {
+        let retryable = kind.is_retryable();
+        StoreError(Arc::new(Inner {
+            operation,
+            bucket: bucket.to_owned(),
+            object: object.to_owned(),
+            kind,
+            retryable,
+            source: Some(source.into()),
         }))
     }
 
@@ -275,6 +550,12 @@ impl StoreError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.0.retryable
+    }
+
+    /// What the request has done.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        self.0.kind.outcome()
     }
 
     /// Whether the object does not exist.
