@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::bucket::BucketIndex;
+use crate::hedge::Policy;
 use crate::store::{EntityTag, Lane, ListedObject, ListedPart, StoreError, UploadId, UploadedPart};
 
 /// Names one request of one object.
@@ -31,9 +32,9 @@ pub enum Event {
     Chunk {
         /// Its length in bytes.
         bytes: u64,
+        /// Whether no other follows. An object of one chunk goes as one PUT.
+        last: bool,
     },
-    /// No chunk follows the ones told of. If none of them was acted on yet and they are small, one PUT does it all.
-    Finish,
     /// A persist waits for the object: what is late is raced from here on.
     Wanted,
     /// A request ended.
@@ -178,5 +179,113 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-#[allow(dead_code)]
-fn _signature(_: Instant) {}
+/// One object being written. See the head of this file.
+#[derive(Debug)]
+pub struct ObjectMachine {
+    name: String,
+    bucket: BucketIndex,
+    upload: Option<UploadId>,
+    chunks: Vec<(u64, Option<EntityTag>, bool)>,
+    last: bool,
+    in_flight: Vec<(AttemptId, Request)>,
+    attempts: u64,
+    ended: bool,
+}
+
+impl ObjectMachine {
+    /// An object of this name, that fails when it is not committed before `deadline`. Time counts from `now`.
+    #[must_use]
+    pub fn new(name: String, deadline: Option<Instant>, now: Instant, policy: &mut Policy) -> ObjectMachine {
+        let _ = (deadline, now, policy);
+        ObjectMachine {
+            name,
+            bucket: BucketIndex(0),
+            upload: None,
+            chunks: Vec::new(),
+            last: false,
+            in_flight: Vec::new(),
+            attempts: 0,
+            ended: false,
+        }
+    }
+
+    /// Takes an event and appends what is to be done.
+    pub fn step(&mut self, event: Event, now: Instant, policy: &mut Policy, actions: &mut Vec<Action>) {
+        let _ = (now, policy);
+        if self.ended {
+            return;
+        }
+        match event {
+            Event::Chunk { bytes, last } => {
+                self.chunks.push((bytes, None, false));
+                self.last = last;
+                if last && self.chunks.len() == 1 {
+                    self.start(Request::Put { chunks: 0..1 }, actions);
+                } else if self.chunks.len() == 1 {
+                    self.start(Request::Create, actions);
+                }
+            }
+            Event::Ended { attempt, outcome } => {
+                let Some(at) = self.in_flight.iter().position(|(id, _)| *id == attempt) else { return };
+                let (_, request) = self.in_flight.remove(at);
+                match (outcome, request) {
+                    (Err(error), _) => return self.end(Err(error), actions),
+                    (Ok(Answer::Created(id)), _) => self.upload = Some(id),
+                    (Ok(Answer::Tag(tag)), Request::Part { chunk, .. }) => {
+                        self.chunks[chunk as usize].1 = Some(tag);
+                        actions.push(Action::Stored { chunk });
+                        actions.push(Action::Release { chunk });
+                    }
+                    (Ok(_), _) => {
+                        let bytes = self.chunks.iter().map(|chunk| chunk.0).sum();
+                        let piece = Piece { bucket: self.bucket, name: self.name.clone(), offset: 0, bytes };
+                        return self.end(Ok(Placement { bytes, pieces: vec![piece] }), actions);
+                    }
+                }
+            }
+            Event::Wanted | Event::Progress { .. } | Event::Tick | Event::Abort => {}
+        }
+        let Some(upload) = self.upload.clone() else { return };
+        for chunk in 0..self.chunks.len() {
+            if !self.chunks[chunk].2 {
+                self.chunks[chunk].2 = true;
+                let number = chunk as u32 + 1;
+                let request = Request::Part { upload: upload.clone(), number, chunk: chunk as u32 };
+                self.start(request, actions);
+            }
+        }
+        if self.last && self.in_flight.is_empty() {
+            let tags = self.chunks.iter().zip(1..);
+            let parts = tags
+                .filter_map(|(chunk, number)| Some(UploadedPart { number, tag: chunk.1.clone()? }))
+                .collect();
+            self.start(Request::Complete { upload, parts }, actions);
+        }
+    }
+
+    /// When the next [`Event::Tick`] is due.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn start(&mut self, request: Request, actions: &mut Vec<Action>) {
+        let attempt = AttemptId(self.attempts);
+        self.attempts += 1;
+        self.in_flight.push((attempt, request.clone()));
+        actions.push(Action::Start {
+            attempt,
+            bucket: self.bucket,
+            name: self.name.clone(),
+            request,
+            lane: Lane::Primary,
+            timeout: Duration::from_secs(10),
+        });
+    }
+
+    fn end(&mut self, result: Result<Placement, StoreError>, actions: &mut Vec<Action>) {
+        self.ended = true;
+        actions.push(Action::Finished(result));
+        actions.push(Action::Settled { leftovers: !self.in_flight.is_empty() });
+    }
+}
