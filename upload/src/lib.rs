@@ -9,6 +9,7 @@ pub mod hedge;
 pub mod multipart;
 pub mod options;
 mod pending;
+pub mod sim;
 pub mod store;
 
 pub use options::{HedgeOptions, UploadOptions};
