@@ -6,13 +6,21 @@
 pub mod bucket;
 pub mod chunk;
 pub mod hedge;
+#[cfg(feature = "local")]
+mod local;
 pub mod multipart;
+mod object;
+mod open;
 pub mod options;
 mod pending;
 pub mod sim;
 pub mod store;
 
+pub use open::{SUPPORTED_SCHEMES, open_store};
 pub use options::{HedgeOptions, UploadOptions};
 pub use pending::{Abandoned, Pending, Resolver, channel};
-pub use store::{BoxFuture, Operation, Store, StoreError, StoreErrorKind};
+pub use store::{
+    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation,
+    Outcome, Parts, Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
+};
 pub use tokio::runtime::Handle as RuntimeHandle;

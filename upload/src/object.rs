@@ -1,93 +1,77 @@
-//! Buckets by URL: a local directory and memory, over `object_store`.
+//! The stores over `object_store`: a local directory, memory, and behind features Google Cloud Storage, Azure, HDFS.
 //!
-//! `object_store` writes to a temporary file beside the object, syncs it, renames it and syncs the folder. What it leaves
-//! open is closed here: folders that somebody else has just made, deletions, ranges beyond the end, the size after the
-//! commit. Which names objects get is the caller's business.
+//! Two kinds of uploads: where `object_store` knows requests (`MultipartStore`) they are passed on; where it knows one
+//! sequential writer and a rename, that writer is kept here under an upload's id, and dies with the process. What a local
+//! directory needs beside is in [`local`](crate::local); S3 is in [`s3`](crate::s3). Which names objects get, time limits
+//! and retries are the caller's business.
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::fs::{self, File};
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::SystemTime;
 
 use bytes::Bytes;
-use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
-use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
-use url::Url;
+use object_store::{
+    GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload,
+};
 
-use crate::store::{BoxFuture, ObjectSink, Operation, Store, StoreError, StoreErrorKind, check_name};
+use crate::store::{
+    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Parts,
+    Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, check_name,
+};
 
-/// The schemes that [`open_store`] knows, for people.
-pub const SUPPORTED_SCHEMES: &str = "file:///absolute/directory, memory://, memory://name";
+#[cfg(feature = "local")]
+use crate::local::{self, Local};
 
-/// How many folders a bucket remembers as durable before it starts anew.
-const SYNCED_FOLDERS_MAX: usize = 65_536;
+/// One sequential writer: nothing but the order matters.
+const SEQUENTIAL: Capabilities = Capabilities {
+    parts: Parts::Sequential,
+    part_bytes_min: 1,
+    part_bytes_max: u64::MAX,
+    parts_max: u32::MAX,
+    equal_parts: false,
+    sparse: false,
+    resend_part: false,
+    list_parts: false,
+    list_uploads: true,
+    conditional_put: false,
+};
 
-/// Opens the bucket that a URL names.
-///
-/// - `file:///absolute/directory`: a local directory, made if it is not there. An object that is complete survives a power
-///   cut, and so does its absence once it is deleted.
-/// - `memory://`: a new, empty bucket in this process's memory. `memory://name`: the same for every caller in the process
-///   for as long as one of them keeps it.
-///
-/// # Errors
-/// A URL that names no bucket or is of an unknown scheme, or a directory that cannot be made.
-///
-/// ```
-/// let store = tidelog_upload::open_store("memory://")?;
-/// assert_eq!(store.url(), "memory://");
-/// let error = tidelog_upload::open_store("ftp://host/").unwrap_err();
-/// assert!(error.to_string().contains("file:///"));
-/// # Ok::<_, tidelog_upload::StoreError>(())
-/// ```
-pub fn open_store(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    match url.split_once("://") {
-        Some(("file", _)) => open_directory(url),
-        Some(("memory", name)) => open_memory(url, name),
-        other => {
-            let scheme = other.map_or(url, |(scheme, _)| scheme).to_owned();
-            Err(open_error(url, StoreErrorKind::UnsupportedScheme { scheme, supported: SUPPORTED_SCHEMES }))
-        }
-    }
-}
-
-fn open_directory(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    let refuse = |why: &str| open_error(url, StoreErrorKind::InvalidUrl(why.to_owned()));
+#[cfg(feature = "local")]
+pub(crate) fn open_directory(url: &str) -> Result<Arc<dyn Store>, StoreError> {
+    let refuse =
+        |why: &str| StoreError::new(Operation::Open, url, "", StoreErrorKind::InvalidUrl(why.to_owned()));
     if !url.starts_with("file:///") {
         return Err(refuse(
             "a local directory takes three slashes and an absolute path, file:///absolute/directory",
         ));
     }
-    let parsed = Url::parse(url).map_err(|error| refuse(&error.to_string()))?;
+    let parsed = url::Url::parse(url).map_err(|error| refuse(&error.to_string()))?;
     if parsed.query().is_some() || parsed.fragment().is_some() {
         return Err(refuse(
             "a local directory takes no '?' and no '#'; write %3F and %23 if they belong to its name",
         ));
     }
     let root = parsed.to_file_path().map_err(|()| refuse("it is not a path of this system"))?;
-    let failed = |error: io::Error| failure(Operation::Open, url, "", error);
-    make_directory(&root).map_err(failed)?;
-    let inner = LocalFileSystem::new_with_prefix(&root)
-        .map_err(|error| failure(Operation::Open, url, "", error))?
-        .with_fsync(true);
-    // The files are found under the resolved path; the URL stays as it was given, a link may be moved on purpose.
-    let root = fs::canonicalize(&root).map_err(failed)?;
-    let local = Local { files: inner.clone(), root, synced: Mutex::default() };
+    let local = Local::open(&root).map_err(|error| failure(Operation::Open, url, "", error))?;
     let text = parsed.as_str().trim_end_matches('/');
     let text = if text == "file:" { "file:///" } else { text };
-    Ok(Arc::new(Bucket { url: text.into(), inner: Arc::new(inner), local: Some(Arc::new(local)) }))
+    let mut bucket = Bucket::with_writers(text, Arc::new(local.files()));
+    bucket.local = Some(Arc::new(local));
+    Ok(Arc::new(bucket))
 }
 
-fn open_memory(url: &str, name: &str) -> Result<Arc<dyn Store>, StoreError> {
+pub(crate) fn open_memory(url: &str, name: &str) -> Result<Arc<dyn Store>, StoreError> {
     static NAMED: OnceLock<Mutex<HashMap<String, Weak<Bucket>>>> = OnceLock::new();
 
-    let new = || Arc::new(Bucket { url: url.into(), inner: Arc::new(InMemory::new()), local: None });
+    let new = || Arc::new(Bucket::with_writers(url, Arc::new(InMemory::new())));
     if name.is_empty() {
         return Ok(new());
     }
@@ -104,24 +88,60 @@ fn open_memory(url: &str, name: &str) -> Result<Arc<dyn Store>, StoreError> {
 #[derive(Debug)]
 struct Bucket {
     url: Arc<str>,
+    capabilities: Capabilities,
     inner: Arc<dyn ObjectStore>,
-    /// What a local directory needs on top.
+    writers: Writers,
+    #[cfg(feature = "local")]
     local: Option<Arc<Local>>,
 }
 
 impl Bucket {
+    /// A bucket whose uploads are sequential writers.
+    fn with_writers(url: &str, inner: Arc<dyn ObjectStore>) -> Bucket {
+        Bucket {
+            url: url.into(),
+            capabilities: SEQUENTIAL,
+            inner,
+            writers: Writers::default(),
+            #[cfg(feature = "local")]
+            local: None,
+        }
+    }
+
+    fn error(&self, operation: Operation, name: &str, kind: StoreErrorKind) -> StoreError {
+        StoreError::new(operation, &self.url, name, kind)
+    }
+
+    fn failure(
+        &self,
+        operation: Operation,
+        name: &str,
+        error: impl StdError + Send + Sync + 'static,
+    ) -> StoreError {
+        failure(operation, &self.url, name, error)
+    }
+
     fn path(&self, operation: Operation, name: &str) -> Result<ObjectPath, StoreError> {
-        let invalid = |why| StoreError::new(operation, &self.url, name, StoreErrorKind::InvalidName(why));
+        let invalid = |why| self.error(operation, name, StoreErrorKind::InvalidName(why));
         check_name(name).map_err(invalid)?;
         ObjectPath::parse(name).map_err(|_| invalid("the store cannot take it"))
     }
 
+    async fn meta(
+        &self,
+        operation: Operation,
+        name: &str,
+        path: &ObjectPath,
+    ) -> Result<ObjectMeta, StoreError> {
+        self.inner.head(path).await.map_err(|error| self.failure(operation, name, error))
+    }
+
     async fn read(&self, name: &str, path: &ObjectPath, range: Range<u64>) -> Result<Bytes, StoreError> {
         let Range { start, end } = range;
-        let error = |kind| StoreError::new(Operation::Get, &self.url, name, kind);
+        let error = |kind| self.error(Operation::Get, name, kind);
         if start >= end {
             // Not a request that a store answers; the answer is known but for the object's existence and size.
-            let size = size_of(&*self.inner, path, Operation::Get, &self.url, name).await?;
+            let size = self.meta(Operation::Get, name, path).await?.size;
             return if start == end && end <= size {
                 Ok(Bytes::new())
             } else {
@@ -133,11 +153,11 @@ impl Bucket {
             Ok(answer) => answer,
             Err(cause) => {
                 // A range that starts behind the end is no error kind of its own there.
-                let size = size_of(&*self.inner, path, Operation::Get, &self.url, name).await?;
+                let size = self.meta(Operation::Get, name, path).await?.size;
                 return Err(if end > size {
                     error(StoreErrorKind::OutOfRange { start, end, size })
                 } else {
-                    failure(Operation::Get, &self.url, name, cause)
+                    self.failure(Operation::Get, name, cause)
                 });
             }
         };
@@ -145,35 +165,153 @@ impl Bucket {
         if answer.range != (start..end) {
             return Err(error(StoreErrorKind::OutOfRange { start, end, size: answer.meta.size }));
         }
-        let bytes = answer.bytes().await.map_err(|cause| failure(Operation::Get, &self.url, name, cause))?;
+        let bytes = answer.bytes().await.map_err(|cause| self.failure(Operation::Get, name, cause))?;
         if bytes.len() as u64 != end - start {
-            let kind = StoreErrorKind::WrongSize { expected: end - start, found: bytes.len() as u64 };
-            return Err(error(kind));
+            return Err(error(StoreErrorKind::WrongSize {
+                expected: end - start,
+                found: bytes.len() as u64,
+            }));
         }
         Ok(bytes)
+    }
+
+    /// What is left to do after a commit: the folders of a local directory.
+    async fn settle(&self, operation: Operation, name: &str, path: &ObjectPath) -> Result<(), StoreError> {
+        #[cfg(feature = "local")]
+        if let Some(local) = self.local.clone() {
+            let file = local.file(path).map_err(|error| self.failure(operation, name, error))?;
+            let outcome = local::blocking(move || local.sync_folders_of(&file)).await;
+            return outcome.map_err(|error| self.failure(operation, name, error));
+        }
+        let _ = (operation, name, path);
+        Ok(())
     }
 }
 
 impl Store for Bucket {
-    fn begin<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Box<dyn ObjectSink>, StoreError>> {
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn put<'a>(
+        &'a self,
+        name: &'a str,
+        body: Body,
+        _lane: Lane,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
         Box::pin(async move {
-            let path = self.path(Operation::Begin, name)?;
-            let upload = self
-                .inner
-                .put_multipart(&path)
-                .await
-                .map_err(|error| failure(Operation::Begin, &self.url, name, error))?;
-            let sink = Sink {
-                url: Arc::clone(&self.url),
-                name: name.to_owned(),
-                path,
-                store: Arc::clone(&self.inner),
-                local: self.local.clone(),
-                upload,
-                bytes: 0,
-                broken: false,
-            };
-            Ok(Box::new(sink) as Box<dyn ObjectSink>)
+            let path = self.path(Operation::Put, name)?;
+            let done = self.inner.put(&path, payload(&body)).await;
+            let done = done.map_err(|error| self.failure(Operation::Put, name, error))?;
+            self.settle(Operation::Put, name, &path).await?;
+            Ok(tag(done.e_tag))
+        })
+    }
+
+    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
+        Box::pin(async move {
+            let path = self.path(Operation::Create, name)?;
+            let upload = self.inner.put_multipart(&path).await;
+            let upload = upload.map_err(|error| self.failure(Operation::Create, name, error))?;
+            Ok(self.writers.add(name, upload))
+        })
+    }
+
+    fn put_part<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        number: u32,
+        body: Body,
+        _lane: Lane,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        Box::pin(async move {
+            let error = |kind| self.error(Operation::PutPart, upload.name, kind);
+            let mut sink = self.writers.take(upload, number).map_err(error)?;
+            if !body.is_empty() {
+                // Dropped half-way, the writer is gone, and the upload is latched.
+                let outcome = sink.put_part(payload(&body)).await;
+                outcome.map_err(|cause| self.failure(Operation::PutPart, upload.name, cause))?;
+            }
+            self.writers.give_back(upload, sink, body.len()).map_err(error)?;
+            Ok(EntityTag::default())
+        })
+    }
+
+    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
+        let error = self.error(Operation::ListParts, upload.name, StoreErrorKind::Unsupported);
+        Box::pin(async move { Err(error) })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        parts: &'a [UploadedPart],
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        Box::pin(async move {
+            let name = upload.name;
+            let path = self.path(Operation::Complete, name)?;
+            let ended = self.writers.end(upload, parts);
+            let (mut sink, bytes) = ended.map_err(|kind| self.error(Operation::Complete, name, kind))?;
+            let done = sink.complete().await;
+            let done = done.map_err(|error| self.failure(Operation::Complete, name, error))?;
+            self.settle(Operation::Complete, name, &path).await?;
+            // A writer that lost bytes says so nowhere else.
+            let found = self.meta(Operation::Complete, name, &path).await?.size;
+            if found != bytes {
+                let kind = StoreErrorKind::WrongSize { expected: bytes, found };
+                return Err(self.error(Operation::Complete, name, kind));
+            }
+            Ok(tag(done.e_tag))
+        })
+    }
+
+    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            let path = self.path(Operation::Abort, upload.name)?;
+            if let Some(mut sink) = self.writers.remove(upload) {
+                let outcome = sink.abort().await;
+                outcome.map_err(|error| self.failure(Operation::Abort, upload.name, error))?;
+            }
+            #[cfg(feature = "local")]
+            if let Some(local) = &self.local
+                && !self.writers.has(upload.name)
+            {
+                let file = local.file(&path);
+                let file = file.map_err(|error| self.failure(Operation::Abort, upload.name, error))?;
+                let outcome = local::blocking(move || local::remove_staged(&file)).await;
+                outcome.map_err(|error| self.failure(Operation::Abort, upload.name, error))?;
+            }
+            let _ = path;
+            Ok(())
+        })
+    }
+
+    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
+        Box::pin(async move {
+            if let Some((folder, _)) = prefix.rsplit_once('/') {
+                self.path(Operation::ListUploads, folder)?;
+            }
+            let mut found = self.writers.list(prefix);
+            #[cfg(feature = "local")]
+            if let Some(local) = self.local.clone() {
+                let text = prefix.to_owned();
+                let leftovers = local::blocking(move || local.leftovers(&text)).await;
+                let leftovers =
+                    leftovers.map_err(|error| self.failure(Operation::ListUploads, prefix, error))?;
+                found.extend(leftovers.into_iter().filter(|leftover| !self.writers.has(&leftover.name)).map(
+                    |leftover| ListedUpload {
+                        id: UploadId(format!("#{}", leftover.number).into()),
+                        name: leftover.name,
+                        created: leftover.created,
+                    },
+                ));
+            }
+            found.sort_unstable_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
+            Ok(found)
         })
     }
 
@@ -184,33 +322,31 @@ impl Store for Bucket {
         })
     }
 
-    fn size<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<u64, StoreError>> {
+    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
         Box::pin(async move {
-            let path = self.path(Operation::Size, name)?;
-            size_of(&*self.inner, &path, Operation::Size, &self.url, name).await
+            let path = self.path(Operation::Head, name)?;
+            let meta = self.meta(Operation::Head, name, &path).await?;
+            Ok(listed(name.to_owned(), meta))
         })
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let path = self.path(Operation::Delete, name)?;
-            let failed = |error| failure(Operation::Delete, &self.url, name, error);
-            let Some(local) = &self.local else {
-                return match self.inner.delete(&path).await {
-                    Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-                    Err(error) => Err(failed(error)),
-                };
-            };
-            let file = local
-                .files
-                .path_to_filesystem(&path)
-                .map_err(|error| failure(Operation::Delete, &self.url, name, error))?;
-            let outcome = blocking(move || remove_durably(&file)).await;
-            outcome.map_err(|error| failure(Operation::Delete, &self.url, name, error))
+            #[cfg(feature = "local")]
+            if let Some(local) = &self.local {
+                let file = local.file(&path).map_err(|error| self.failure(Operation::Delete, name, error))?;
+                let outcome = local::blocking(move || local::remove_durably(&file)).await;
+                return outcome.map_err(|error| self.failure(Operation::Delete, name, error));
+            }
+            match self.inner.delete(&path).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                Err(error) => Err(self.failure(Operation::Delete, name, error)),
+            }
         })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<(String, u64)>, StoreError>> {
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
         Box::pin(async move {
             // The folder part is what the store can narrow by; it is a name like any other.
             let folder = match prefix.rsplit_once('/') {
@@ -222,245 +358,187 @@ impl Store for Bucket {
             while let Some(entry) =
                 poll_fn(|context| futures_core::Stream::poll_next(stream.as_mut(), context)).await
             {
-                let entry = entry.map_err(|error| failure(Operation::List, &self.url, prefix, error))?;
-                let name: &str = entry.location.as_ref();
+                let entry = entry.map_err(|error| self.failure(Operation::List, prefix, error))?;
+                let name = entry.location.to_string();
                 if name.starts_with(prefix) {
-                    found.push((name.to_owned(), entry.size));
+                    found.push(listed(name, entry));
                 }
             }
-            found.sort_unstable();
+            found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             Ok(found)
         })
     }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
 }
 
-struct Sink {
-    url: Arc<str>,
-    name: String,
-    path: ObjectPath,
-    store: Arc<dyn ObjectStore>,
-    local: Option<Arc<Local>>,
-    upload: Box<dyn MultipartUpload>,
-    /// Put so far.
-    bytes: u64,
-    /// A part failed, or is under way.
-    broken: bool,
+/// Sequential writers under the ids of their uploads.
+///
+/// Invariant: a writer is in at most one call at a time, and one whose call failed or was dropped never comes back.
+#[derive(Debug, Default)]
+struct Writers {
+    next: AtomicU64,
+    open: Mutex<HashMap<UploadId, Writer>>,
 }
 
-impl ObjectSink for Sink {
-    fn put(&mut self, part: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            let latched = StoreErrorKind::Latched;
-            if self.broken {
-                return Err(StoreError::new(Operation::Put, &self.url, &self.name, latched));
-            }
-            let payload: PutPayload = part.into_iter().collect();
-            let bytes = payload.content_length() as u64;
-            if bytes == 0 {
-                return Ok(());
-            }
-            // Stays so if this future is dropped half-way.
-            self.broken = true;
-            self.upload
-                .put_part(payload)
-                .await
-                .map_err(|error| failure(Operation::Put, &self.url, &self.name, error))?;
-            self.bytes += bytes;
-            self.broken = false;
-            Ok(())
-        })
-    }
-
-    fn complete(mut self: Box<Self>) -> BoxFuture<'static, Result<u64, StoreError>> {
-        Box::pin(async move {
-            let Sink { url, name, path, store, local, upload, bytes, broken } = &mut *self;
-            if *broken {
-                return Err(StoreError::new(Operation::Complete, url, name, StoreErrorKind::Latched));
-            }
-            upload.complete().await.map_err(|error| failure(Operation::Complete, url, name, error))?;
-            if let Some(local) = local {
-                let local = Arc::clone(local);
-                let folder = local
-                    .files
-                    .path_to_filesystem(path)
-                    .map_err(|error| failure(Operation::Complete, url, name, error))?;
-                blocking(move || local.sync_folders_of(&folder))
-                    .await
-                    .map_err(|error| failure(Operation::Complete, url, name, error))?;
-            }
-            let found = size_of(&**store, path, Operation::Complete, url, name).await?;
-            if found != *bytes {
-                let kind = StoreErrorKind::WrongSize { expected: *bytes, found };
-                return Err(StoreError::new(Operation::Complete, url, name, kind));
-            }
-            Ok(found)
-        })
-    }
-
-    fn abort(mut self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(async move {
-            let outcome = self.upload.abort().await;
-            outcome.map_err(|error| failure(Operation::Abort, &self.url, &self.name, error))
-        })
-    }
-}
-
-/// A local directory's own knowledge.
 #[derive(Debug)]
-struct Local {
-    files: LocalFileSystem,
-    /// Resolved.
-    root: PathBuf,
-    /// Folders below the root whose entries in their parents are known to be durable.
-    synced: Mutex<HashSet<PathBuf>>,
+struct Writer {
+    name: String,
+    /// Away while a part is written, and for good once one has failed.
+    sink: Option<Box<dyn MultipartUpload>>,
+    parts: u32,
+    bytes: u64,
+    created: SystemTime,
 }
 
-impl Local {
-    /// Makes the folders on the way to a file durable. `object_store` syncs those that it made itself, but not those that
-    /// another upload has made and not yet synced.
-    fn sync_folders_of(&self, file: &Path) -> io::Result<()> {
-        let mut fresh = Vec::new();
-        for folder in file.ancestors().skip(1).take_while(|folder| *folder != self.root) {
-            if self.lock().contains(folder) {
-                break;
-            }
-            fresh.push(folder.to_owned());
+impl Writers {
+    fn add(&self, name: &str, sink: Box<dyn MultipartUpload>) -> UploadId {
+        let id = UploadId(self.next.fetch_add(1, Ordering::Relaxed).to_string().into());
+        let (name, created) = (name.to_owned(), SystemTime::now());
+        let writer = Writer { name, sink: Some(sink), parts: 0, bytes: 0, created };
+        self.lock().insert(id.clone(), writer);
+        id
+    }
+
+    /// The writer, for its next part.
+    fn take(&self, upload: UploadRef<'_>, number: u32) -> Result<Box<dyn MultipartUpload>, StoreErrorKind> {
+        let mut open = self.lock();
+        let writer = find(&mut open, upload)?;
+        if writer.sink.is_some() && number != writer.parts + 1 {
+            return Err(StoreErrorKind::InvalidPart);
         }
-        for folder in &fresh {
-            sync_folder(folder.parent().unwrap_or(&self.root))?;
-        }
-        if !fresh.is_empty() {
-            let mut synced = self.lock();
-            if synced.len() + fresh.len() > SYNCED_FOLDERS_MAX {
-                synced.clear();
-            }
-            synced.extend(fresh);
-        }
+        writer.sink.take().ok_or(StoreErrorKind::Latched)
+    }
+
+    /// The writer comes back after its part. If its upload was aborted meanwhile it is dropped, which removes its file.
+    fn give_back(
+        &self,
+        upload: UploadRef<'_>,
+        sink: Box<dyn MultipartUpload>,
+        bytes: u64,
+    ) -> Result<(), StoreErrorKind> {
+        let mut open = self.lock();
+        let writer = find(&mut open, upload)?;
+        writer.sink = Some(sink);
+        writer.parts += 1;
+        writer.bytes += bytes;
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<PathBuf>> {
-        self.synced.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Makes a directory and those above it, and their names durable.
-fn make_directory(path: &Path) -> io::Result<()> {
-    let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/")).to_owned();
-    fs::create_dir_all(path)?;
-    for folder in path.ancestors().skip(1) {
-        let made_here = folder.starts_with(&existing) && path != existing;
-        match sync_folder(folder) {
-            // Folders that were there are synced in case another process has just made them; not all can be opened.
-            Err(error) if made_here => return Err(error),
-            _ => {}
+    /// The writer and the bytes it has, for its commit.
+    fn end(
+        &self,
+        upload: UploadRef<'_>,
+        parts: &[UploadedPart],
+    ) -> Result<(Box<dyn MultipartUpload>, u64), StoreErrorKind> {
+        let mut open = self.lock();
+        let writer = find(&mut open, upload)?;
+        if writer.sink.is_some() && !parts.iter().map(|part| part.number).eq(1..=writer.parts) {
+            return Err(StoreErrorKind::InvalidPart);
         }
+        let sink = writer.sink.take().ok_or(StoreErrorKind::Latched)?;
+        let bytes = writer.bytes;
+        open.remove(upload.id);
+        Ok((sink, bytes))
     }
-    Ok(())
-}
 
-/// Removes a file and the temporary files of its uploads, and makes that durable. Also syncs when there is nothing to
-/// remove: an earlier attempt may have removed it and failed to sync.
-fn remove_durably(file: &Path) -> io::Result<()> {
-    // A folder of that name is no object either.
-    let missing = |error: &io::Error| {
-        matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory)
-    };
-    match fs::remove_file(file) {
-        Err(error) if !missing(&error) => return Err(error),
-        _ => {}
+    fn remove(&self, upload: UploadRef<'_>) -> Option<Box<dyn MultipartUpload>> {
+        let mut open = self.lock();
+        find(&mut open, upload).ok()?;
+        open.remove(upload.id)?.sink
     }
-    for number in 1.. {
-        let mut staged = file.as_os_str().to_owned();
-        staged.push(format!("#{number}"));
-        match fs::remove_file(&staged) {
-            Ok(()) => {}
-            Err(error) if missing(&error) => break,
-            Err(error) => return Err(error),
-        }
-    }
-    match file.parent().map(sync_folder) {
-        Some(Err(error)) if !missing(&error) => Err(error),
-        _ => Ok(()),
-    }
-}
 
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
-}
+    fn has(&self, name: &str) -> bool {
+        self.lock().values().any(|writer| writer.name == name)
+    }
 
-/// Runs a function that blocks: on tokio's threads for that if there are any.
-async fn blocking<T: Send + 'static>(
-    function: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    match tokio::runtime::Handle::try_current() {
-        Ok(handle) => handle.spawn_blocking(function).await.map_err(io::Error::other)?,
-        Err(_) => function(),
+    fn list(&self, prefix: &str) -> Vec<ListedUpload> {
+        let open = self.lock();
+        let fits = open.iter().filter(|(_, writer)| writer.name.starts_with(prefix));
+        fits.map(|(id, writer)| ListedUpload {
+            name: writer.name.clone(),
+            id: id.clone(),
+            created: Some(writer.created),
+        })
+        .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<UploadId, Writer>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn size_of(
-    store: &dyn ObjectStore,
-    path: &ObjectPath,
-    operation: Operation,
-    url: &str,
-    name: &str,
-) -> Result<u64, StoreError> {
-    let meta = store.head(path).await.map_err(|error| match error {
-        object_store::Error::NotFound { .. } => {
-            StoreError::new(operation, url, name, StoreErrorKind::NotFound)
-        }
-        error => failure(operation, url, name, error),
-    })?;
-    Ok(meta.size)
+fn find<'a>(
+    open: &'a mut HashMap<UploadId, Writer>,
+    upload: UploadRef<'_>,
+) -> Result<&'a mut Writer, StoreErrorKind> {
+    let writer = open.get_mut(upload.id).filter(|writer| writer.name == upload.name);
+    writer.ok_or(StoreErrorKind::NoSuchUpload)
 }
 
-fn open_error(url: &str, kind: StoreErrorKind) -> StoreError {
-    StoreError::new(Operation::Open, url, "", kind)
+fn payload(body: &Body) -> PutPayload {
+    body.slices().iter().cloned().collect()
 }
 
+fn tag(text: Option<String>) -> EntityTag {
+    EntityTag(text.unwrap_or_default().trim_matches('"').into())
+}
+
+fn listed(name: String, meta: ObjectMeta) -> ListedObject {
+    ListedObject { name, bytes: meta.size, tag: tag(meta.e_tag), modified: Some(meta.last_modified.into()) }
+}
+
+/// An error of the kind that the store's error is of.
 fn failure(
     operation: Operation,
     url: &str,
     name: &str,
     error: impl StdError + Send + Sync + 'static,
 ) -> StoreError {
-    let retryable = may_pass(&error);
-    StoreError::failed(operation, url, name, retryable, error)
+    let is_commit = matches!(operation, Operation::Put | Operation::Complete);
+    match classify(&error) {
+        Class::Kind(kind) => StoreError::caused(operation, url, name, kind, error),
+        Class::Passing if is_commit => {
+            // The object may be in its place already, and a sync have failed after that.
+            StoreError::caused(operation, url, name, StoreErrorKind::Interrupted, error)
+        }
+        Class::Passing => StoreError::failed(operation, url, name, true, error),
+        Class::Lasting => StoreError::failed(operation, url, name, false, error),
+    }
 }
 
-/// Whether a failure may go away by itself. What lies below says so where it is an error of the system.
-fn may_pass(error: &(dyn StdError + 'static)) -> bool {
+enum Class {
+    Kind(StoreErrorKind),
+    /// It may go away by itself.
+    Passing,
+    Lasting,
+}
+
+/// What lies below says most where it is an error of the system.
+fn classify(error: &(dyn StdError + 'static)) -> Class {
     let mut cause = Some(error);
     while let Some(error) = cause {
         use object_store::Error as E;
-        if let Some(
-            E::PermissionDenied { .. }
-            | E::Unauthenticated { .. }
-            | E::NotSupported { .. }
-            | E::NotImplemented { .. }
-            | E::InvalidPath { .. },
-        ) = error.downcast_ref::<E>()
-        {
-            return false;
+        match error.downcast_ref::<E>() {
+            Some(E::NotFound { .. }) => return Class::Kind(StoreErrorKind::NotFound),
+            Some(E::Unauthenticated { .. }) => return Class::Kind(StoreErrorKind::Credentials),
+            Some(E::NotSupported { .. } | E::NotImplemented { .. }) => {
+                return Class::Kind(StoreErrorKind::Unsupported);
+            }
+            Some(E::InvalidPath { .. }) => return Class::Lasting,
+            _ => {}
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
-            return !matches!(
-                error.kind(),
+            return match error.kind() {
                 ErrorKind::PermissionDenied
-                    | ErrorKind::ReadOnlyFilesystem
-                    | ErrorKind::NotADirectory
-                    | ErrorKind::IsADirectory
-                    | ErrorKind::AlreadyExists
-                    | ErrorKind::InvalidFilename
-                    | ErrorKind::Unsupported
-            );
+                | ErrorKind::ReadOnlyFilesystem
+                | ErrorKind::NotADirectory
+                | ErrorKind::IsADirectory
+                | ErrorKind::AlreadyExists
+                | ErrorKind::InvalidFilename
+                | ErrorKind::Unsupported => Class::Lasting,
+                _ => Class::Passing,
+            };
         }
         cause = error.source();
     }
-    true
+    Class::Passing
 }

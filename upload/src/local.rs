@@ -1,0 +1,187 @@
+//! What a local directory needs beside `object_store`: folders and deletions that survive a power cut, and the temporary
+//! files that uploads leave when their process dies.
+//!
+//! `object_store` writes `name#1` (or a higher number) beside the object, syncs it, renames it and syncs the folder. What is
+//! left open there is closed here: folders that somebody else has just made, deletions, leftovers.
+#![forbid(unsafe_code)]
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
+
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
+
+/// How many folders a bucket remembers as durable before it starts anew.
+const SYNCED_FOLDERS_MAX: usize = 65_536;
+
+/// Divides the name of an object from the number of a temporary file. No name has it.
+const STAGED: char = '#';
+
+/// A local directory's own knowledge.
+#[derive(Debug)]
+pub(crate) struct Local {
+    files: LocalFileSystem,
+    /// Resolved.
+    root: PathBuf,
+    /// Folders below the root whose entries in their parents are known to be durable.
+    synced: Mutex<HashSet<PathBuf>>,
+}
+
+/// A temporary file whose upload may have died.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Leftover {
+    /// The name of its object.
+    pub(crate) name: String,
+    /// The number after the name.
+    pub(crate) number: String,
+    /// When its upload began, about.
+    pub(crate) created: Option<SystemTime>,
+}
+
+impl Local {
+    /// The directory, made and durable if it was not there.
+    pub(crate) fn open(root: &Path) -> Result<Local, object_store::Error> {
+        let failed = |error: io::Error| object_store::Error::Generic {
+            store: "local directory",
+            source: error.into(),
+        };
+        make_directory(root).map_err(failed)?;
+        let files = LocalFileSystem::new_with_prefix(root)?.with_fsync(true);
+        // The files are found under the resolved path; the URL stays as it was given, a link may be moved on purpose.
+        let root = fs::canonicalize(root).map_err(failed)?;
+        Ok(Local { files, root, synced: Mutex::default() })
+    }
+
+    /// The store that writes and reads the files.
+    pub(crate) fn files(&self) -> LocalFileSystem {
+        self.files.clone()
+    }
+
+    /// Where an object is, or would be.
+    pub(crate) fn file(&self, path: &ObjectPath) -> Result<PathBuf, object_store::Error> {
+        self.files.path_to_filesystem(path)
+    }
+
+    /// Makes the folders on the way to a file durable. `object_store` syncs those that it made itself, but not those that
+    /// another upload has made and not yet synced.
+    pub(crate) fn sync_folders_of(&self, file: &Path) -> io::Result<()> {
+        let mut fresh = Vec::new();
+        for folder in file.ancestors().skip(1).take_while(|folder| *folder != self.root) {
+            if self.lock().contains(folder) {
+                break;
+            }
+            fresh.push(folder.to_owned());
+        }
+        for folder in &fresh {
+            sync_folder(folder.parent().unwrap_or(&self.root))?;
+        }
+        if !fresh.is_empty() {
+            let mut synced = self.lock();
+            if synced.len() + fresh.len() > SYNCED_FOLDERS_MAX {
+                synced.clear();
+            }
+            synced.extend(fresh);
+        }
+        Ok(())
+    }
+
+    /// All temporary files of objects whose names start with `prefix`.
+    pub(crate) fn leftovers(&self, prefix: &str) -> io::Result<Vec<Leftover>> {
+        let mut found = Vec::new();
+        let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let mut folders = vec![(self.root.join(folder), folder.to_owned())];
+        while let Some((path, name)) = folders.pop() {
+            let entries = match fs::read_dir(&path) {
+                Ok(entries) => entries,
+                Err(error) if is_missing(&error) => continue,
+                Err(error) => return Err(error),
+            };
+            for entry in entries {
+                let entry = entry?;
+                let Some(text) = entry.file_name().to_str().map(ToOwned::to_owned) else { continue };
+                let full = if name.is_empty() { text } else { format!("{name}/{text}") };
+                if entry.file_type()?.is_dir() {
+                    folders.push((entry.path(), full));
+                } else if let Some((name, number)) = full.rsplit_once(STAGED)
+                    && name.starts_with(prefix)
+                    && number.bytes().all(|byte| byte.is_ascii_digit())
+                {
+                    let created = entry.metadata().and_then(|data| data.modified()).ok();
+                    found.push(Leftover { name: name.to_owned(), number: number.to_owned(), created });
+                }
+            }
+        }
+        found.sort_unstable_by(|a, b| (&a.name, &a.number).cmp(&(&b.name, &b.number)));
+        Ok(found)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<PathBuf>> {
+        self.synced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes a file and the temporary files of its uploads, and makes that durable. Also syncs when there is nothing to
+/// remove: an earlier attempt may have removed it and failed to sync.
+pub(crate) fn remove_durably(file: &Path) -> io::Result<()> {
+    match fs::remove_file(file) {
+        // A folder of that name is no object either.
+        Err(error) if !is_missing(&error) => return Err(error),
+        _ => {}
+    }
+    remove_staged(file)?;
+    match file.parent().map(sync_folder) {
+        Some(Err(error)) if !is_missing(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes the temporary files of an object's uploads.
+pub(crate) fn remove_staged(file: &Path) -> io::Result<()> {
+    for number in 1.. {
+        let mut staged = file.as_os_str().to_owned();
+        staged.push(format!("{STAGED}{number}"));
+        match fs::remove_file(&staged) {
+            Ok(()) => {}
+            Err(error) if is_missing(&error) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Runs a function that blocks: on tokio's threads for that if there are any.
+pub(crate) async fn blocking<T: Send + 'static>(
+    function: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    match tokio::runtime::Handle::try_current() {
+        Ok(handle) => handle.spawn_blocking(function).await.map_err(io::Error::other)?,
+        Err(_) => function(),
+    }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory)
+}
+
+/// Makes a directory and those above it, and their names durable.
+fn make_directory(path: &Path) -> io::Result<()> {
+    let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/")).to_owned();
+    fs::create_dir_all(path)?;
+    for folder in path.ancestors().skip(1) {
+        let made_here = folder.starts_with(&existing) && path != existing;
+        match sync_folder(folder) {
+            // Folders that were there are synced in case another process has just made them; not all can be opened.
+            Err(error) if made_here => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
