@@ -36,7 +36,10 @@ pub enum Event {
         last: bool,
     },
     /// A persist waits for the object: what is late is raced from here on.
-    Wanted,
+    Wanted {
+        /// When the object fails if it is not committed: the earliest one told of counts.
+        deadline: Option<Instant>,
+    },
     /// A request ended.
     Ended {
         /// Which.
@@ -243,7 +246,7 @@ impl ObjectMachine {
                     }
                 }
             }
-            Event::Wanted | Event::Progress { .. } | Event::Tick | Event::Abort => {}
+            Event::Wanted { .. } | Event::Progress { .. } | Event::Tick | Event::Abort => {}
         }
         let Some(upload) = self.upload.clone() else { return };
         for chunk in 0..self.chunks.len() {
