@@ -2,10 +2,12 @@
 //!
 //! Uploads in parts, numbers and tags behave as on S3, within the bucket's capability row. Nothing here takes time, and an
 //! object whose commit was reported is never lost. The same seed and the same calls give the same outcomes. How long
-//! requests take, and what slow or sick buckets do to a checkpoint, is modelled elsewhere.
+//! requests take, and what slow or sick buckets do to a checkpoint, is modelled in [`network`] and [`world`].
 #![forbid(unsafe_code)]
 
+pub mod network;
 mod state;
+pub mod world;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
