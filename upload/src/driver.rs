@@ -1,33 +1,48 @@
-//! Runs the operations of a [`Store`] for callers that are not async, and tells them by callback how each ended.
+//! Runs uploads and requests on the stores for callers that are not async, and tells them by callback how each ended.
 //!
-//! Which object is written when, how many bytes may be in flight and what a failure means is the caller's business;
-//! retries and time limits are not here either. The queue of an upload is bounded by its caller, who counts the bytes it
-//! put until `done` is called for them.
+//! What is sent where and when is decided by [`ObjectMachine`](crate::multipart::ObjectMachine) and
+//! [`Policy`](crate::hedge::Policy); this carries it out: requests, their time limits and ends, timers, the bytes until
+//! nobody needs them. Which object is written when, and how many bytes may wait, is the business of the caller, who counts
+//! the bytes that were put until `done` is called for them.
 //!
-//! Callbacks run on the driver's threads (with [`Driver::inline`], on the calling thread, before the call returns), with
-//! none of the driver's locks held, exactly once each, also after a shutdown. They must not block or panic.
-//!
-//! Counters: `tidelog_store_requests_total` by `operation` and `outcome` (`ok`, `error`), `tidelog_store_bytes_total` by
-//! `direction` (`put`, `get`).
+//! Callbacks run on the driver's threads (with [`Driver::inline`], on the calling thread), with none of the driver's locks
+//! held, exactly once each, also after a shutdown. They must not block. Their panics and the stores' are caught and logged.
 #![forbid(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
-use std::future::Future;
+mod answer;
+mod attempt;
+mod block_on;
+mod canary;
+mod executor;
+mod requests;
+mod timers;
+mod upload;
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::mem;
-use std::ops::Range;
-use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::Bytes;
+use ::metrics::SharedString;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-pub use crate::pending::{Abandoned, Pending, Resolver, channel};
-use crate::store::{BoxFuture, ObjectSink, Operation, Store, StoreError, StoreErrorKind};
+use self::answer::Answer;
+use self::attempt::{Attempt, Cancel, Failure};
+pub use self::block_on::{block_on, block_on_timeout};
+use self::executor::Executor;
+use self::requests::Observed;
+pub use self::timers::Clock;
+use self::timers::Timers;
+use self::upload::Inbox;
+pub use self::upload::ObjectUpload;
+use crate::bucket::{Bucket, BucketIndex};
+use crate::chunk::{ChunkSizes, ChunkSizesError};
+use crate::hedge::{Health, Policy};
+use crate::metrics;
+use crate::options::UploadOptions;
+use crate::store::{BoxFuture, Lane, Operation, Store, StoreError, StoreErrorKind};
 
 /// The most threads of an own runtime that may block in a local file system at a time.
 const BLOCKING_THREADS_MAX: usize = 64;
@@ -40,7 +55,7 @@ pub enum Runtime {
         /// Number of worker threads.
         threads: usize,
     },
-    /// On the caller's multi-thread runtime.
+    /// On the caller's multi-thread runtime. Stores that use the network need its I/O and its timers enabled.
     Handle(Handle),
 }
 
@@ -48,6 +63,12 @@ pub enum Runtime {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
+    /// There is no store to run on.
+    #[error("uploads need at least one bucket; configure one")]
+    NoBucket,
+    /// The stores do not go together.
+    #[error(transparent)]
+    ChunkSizes(#[from] ChunkSizesError),
     /// The handle belongs to a current-thread runtime, where a task that waits for an upload would wait for itself.
     #[error(
         "uploads cannot run on a current-thread tokio runtime: they would deadlock with the task that waits for them; \
@@ -59,32 +80,48 @@ pub enum DriverError {
     Start(#[source] io::Error),
 }
 
-/// What a driver has done so far.
+/// What a driver has done so far, and holds now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverStats {
-    /// Operations that ended, with success or without.
+    /// Requests that ended, with success or without.
     pub requests: u64,
-    /// Operations that ended without success.
+    /// Requests that ended without success; cancelled ones are not counted here.
     pub failures: u64,
-    /// Bytes in parts that the store has taken.
+    /// Requests given up because another one won.
+    pub cancelled: u64,
+    /// Requests on [`Lane::Hedge`] that were started.
+    pub hedges: u64,
+    /// Requests asked again by the driver itself.
+    pub retries: u64,
+    /// Bytes in objects and parts that a store has taken.
     pub bytes_put: u64,
     /// Bytes read.
     pub bytes_got: u64,
     /// Objects proven complete.
     pub objects: u64,
+    /// Bytes of objects held in memory now.
+    pub bytes_in_memory: u64,
+    /// The most that ever were.
+    pub bytes_in_memory_max: u64,
+    /// Bytes of bodies under way now: what is sent twice counts twice.
+    pub bytes_in_flight: u64,
 }
 
-/// Runs the operations of one store.
+/// Runs uploads and requests on a list of stores, its buckets.
 ///
 /// ```
-/// use tidelog_upload::{Driver, Runtime, channel, open_store};
+/// use tidelog_upload::bucket::BucketIndex;
+/// use tidelog_upload::{Driver, Runtime, UploadOptions, channel, open_store};
 ///
-/// let driver = Driver::start(open_store("memory://")?, Runtime::Own { threads: 1 })?;
-/// let mut upload = driver.upload("checkpoints/1");
-/// upload.put(vec!["some ".into(), "bytes".into()], |_| {});
-/// let (resolver, size) = channel();
-/// upload.complete(|outcome| resolver.resolve(outcome));
-/// assert_eq!(size.wait()??, 10);
+/// let stores = vec![open_store("memory://")?];
+/// let driver = Driver::start(stores, Runtime::Own { threads: 1 }, UploadOptions::default())?;
+/// let mut upload = driver.upload("checkpoints/1", None);
+/// upload.put(vec!["some ".into()], |_| {});
+/// let (resolver, placement) = channel();
+/// upload.finish(vec!["bytes".into()], |outcome| resolver.resolve(outcome), |_leftovers| {});
+/// let placement = placement.wait()??;
+/// assert_eq!(placement.bytes, 10);
+/// assert_eq!(placement.pieces[0].bucket, BucketIndex(0));
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -95,17 +132,22 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver on a runtime.
+    /// A driver on a runtime, with one thread more for its timers.
     ///
     /// # Errors
-    /// A current-thread handle, or threads that cannot be started.
-    pub fn start(store: Arc<dyn Store>, runtime: Runtime) -> Result<Driver, DriverError> {
+    /// No store, stores without a common size of parts, a current-thread handle, or threads that cannot be started.
+    pub fn start(
+        stores: Vec<Arc<dyn Store>>,
+        runtime: Runtime,
+        options: UploadOptions,
+    ) -> Result<Driver, DriverError> {
         let (own, handle) = match runtime {
             Runtime::Own { threads } => {
                 let own = tokio::runtime::Builder::new_multi_thread()
                     .worker_threads(threads.max(1))
                     .max_blocking_threads(BLOCKING_THREADS_MAX)
                     .thread_name("tidelog-upload")
+                    .enable_all()
                     .build()
                     .map_err(DriverError::Start)?;
                 let handle = own.handle().clone();
@@ -116,20 +158,63 @@ impl Driver {
             }
             Runtime::Handle(handle) => (None, handle),
         };
-        Ok(Driver { core: Core::new(store, Executor::Tokio(handle)), runtime: Mutex::new(own) })
+        let seed = RandomState::new().hash_one(0);
+        let prepared = Prepared::new(stores, options, seed)?;
+        let timers = Timers::threaded().map_err(DriverError::Start)?;
+        let core = prepared.core(Executor::tokio(handle), timers);
+        Ok(Driver { core, runtime: Mutex::new(own) })
     }
 
-    /// A driver without threads: every operation runs on the calling thread and has ended, its callback called, when the
-    /// call returns. For simulations in one thread and for tools.
-    #[must_use]
-    pub fn inline(store: Arc<dyn Store>) -> Driver {
-        Driver { core: Core::new(store, Executor::Inline), runtime: Mutex::new(None) }
+    /// A driver without threads, in the time of `clock`: whatever can be done is done on the calling thread, its callbacks
+    /// called, when a call returns; what waits for a time goes on in [`tick`](Driver::tick). The same calls on the same
+    /// stores have the same outcome. For simulations in one thread and for tools; the stores' futures must not need a
+    /// runtime.
+    ///
+    /// # Errors
+    /// No store, or stores without a common size of parts.
+    pub fn inline(
+        stores: Vec<Arc<dyn Store>>,
+        options: UploadOptions,
+        clock: Clock,
+    ) -> Result<Driver, DriverError> {
+        // FNV-1a of the URLs: another world, other dice.
+        let seed = stores
+            .iter()
+            .flat_map(|store| store.url().bytes())
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
+        let core = Prepared::new(stores, options, seed)?.core(Executor::inline(), Timers::manual(clock));
+        Ok(Driver { core, runtime: Mutex::new(None) })
     }
 
-    /// The store.
+    /// Lets an [inline](Driver::inline) driver do what waited for a time up to `now`, which its clock has reached, and
+    /// says when it wants to be called next. On other drivers it does nothing.
+    pub fn tick(&self, now: Instant) -> Option<Instant> {
+        if !self.core.executor.is_inline() {
+            return None;
+        }
+        self.core.timers.fire(now);
+        self.core.executor.run();
+        self.core.timers.next()
+    }
+
+    /// The stores, in the order of their [`BucketIndex`].
     #[must_use]
-    pub fn store(&self) -> &Arc<dyn Store> {
-        &self.core.store
+    pub fn stores(&self) -> &[Arc<dyn Store>] {
+        &self.core.stores
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn options(&self) -> &UploadOptions {
+        &self.core.options
+    }
+
+    /// The most bytes that an object may have.
+    #[must_use]
+    pub fn object_bytes_max(&self) -> u64 {
+        self.core.sizes.object_bytes_max()
     }
 
     /// What was done so far.
@@ -139,90 +224,47 @@ impl Driver {
         DriverStats {
             requests: counters.requests.load(Relaxed),
             failures: counters.failures.load(Relaxed),
+            cancelled: counters.cancelled.load(Relaxed),
+            hedges: counters.hedges.load(Relaxed),
+            retries: counters.retries.load(Relaxed),
             bytes_put: counters.bytes_put.load(Relaxed),
             bytes_got: counters.bytes_got.load(Relaxed),
             objects: counters.objects.load(Relaxed),
+            bytes_in_memory: counters.memory.load(Relaxed),
+            bytes_in_memory_max: counters.memory_max.load(Relaxed),
+            bytes_in_flight: counters.in_flight.load(Relaxed),
         }
     }
 
-    /// An object to be written. The store hears of it with the first part.
+    /// What this node has learned about the buckets, for others.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.core.policy().health(self.core.timers.now())
+    }
+
+    /// Takes over what other nodes have learned about the same buckets.
+    pub fn merge_health(&self, others: &[Health]) {
+        self.core.policy().merge(others, self.core.timers.now());
+        self.core.policy_changed();
+    }
+
+    /// An object to be written, that fails when it is not complete by `deadline`. No store hears of it before its bytes
+    /// are there. `name` must be unique for ever: of what the writing may leave behind, all names start with it.
     #[must_use = "dropping an upload aborts it"]
-    pub fn upload(&self, name: &str) -> ObjectUpload {
-        ObjectUpload {
-            shared: Arc::new(UploadShared {
-                core: Arc::clone(&self.core),
-                name: name.to_owned(),
-                state: Mutex::new(UploadState { queue: VecDeque::new(), idle: Some(Progress::default()) }),
-            }),
-            settled: false,
-        }
-    }
-
-    /// Reads a range of an object, see [`Store::get`].
-    pub fn get(
-        &self,
-        name: &str,
-        range: Range<u64>,
-        done: impl FnOnce(Result<Bytes, StoreError>) + Send + 'static,
-    ) {
-        self.run(Operation::Get, name, done, move |store, name| {
-            Box::pin(async move { store.get(&name, range).await })
-        });
-    }
-
-    /// The size of an object in bytes, see [`Store::size`].
-    pub fn size(&self, name: &str, done: impl FnOnce(Result<u64, StoreError>) + Send + 'static) {
-        self.run(Operation::Size, name, done, |store, name| Box::pin(async move { store.size(&name).await }));
-    }
-
-    /// Deletes an object, see [`Store::delete`].
-    pub fn delete(&self, name: &str, done: impl FnOnce(Result<(), StoreError>) + Send + 'static) {
-        self.run(Operation::Delete, name, done, |store, name| {
-            Box::pin(async move { store.delete(&name).await })
-        });
-    }
-
-    /// The objects whose names start with `prefix`, see [`Store::list`].
-    pub fn list(
-        &self,
-        prefix: &str,
-        done: impl FnOnce(Result<Vec<(String, u64)>, StoreError>) + Send + 'static,
-    ) {
-        self.run(Operation::List, prefix, done, |store, prefix| {
-            Box::pin(async move { store.list(&prefix).await })
-        });
+    pub fn upload(&self, name: &str, deadline: Option<Instant>) -> ObjectUpload {
+        upload::start(&self.core, name, deadline)
     }
 
     /// Gives up whatever has not ended: its callbacks are called with [`StoreErrorKind::ShutDown`], soon, from another
-    /// thread. Waits for nothing. A caller that wants its uploads finished waits for them first. Also done on drop.
+    /// thread (with [`inline`](Driver::inline), before the call returns). Waits for nothing. A caller that wants its
+    /// uploads finished waits for them first. Also done on drop.
     pub fn shutdown(&self) {
-        self.core.shutdown.close();
+        self.core.executor.close();
+        self.core.timers.close();
         let own = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(own) = own {
             own.shutdown_background();
         }
-    }
-
-    /// Runs one operation that stands alone.
-    fn run<T: Weight + Send + 'static>(
-        &self,
-        operation: Operation,
-        name: &str,
-        done: impl FnOnce(Result<T, StoreError>) + Send + 'static,
-        start: impl FnOnce(Arc<dyn Store>, String) -> BoxFuture<'static, Result<T, StoreError>>,
-    ) {
-        let core = &self.core;
-        let answer = Answer::new(core, operation, name, done);
-        let future = start(Arc::clone(&core.store), name.to_owned());
-        let counting = Arc::clone(core);
-        core.spawn(async move {
-            let outcome = future.await;
-            counting.count(operation, &outcome);
-            if let Ok(value) = &outcome {
-                counting.count_got(value.weight());
-            }
-            answer.give(outcome);
-        });
     }
 }
 
@@ -232,526 +274,239 @@ impl Drop for Driver {
     }
 }
 
-/// An object being written, see [`Driver::upload`]. Operations run in the order of the calls, one at a time; the first
-/// failure is the outcome of everything after it. Dropping it aborts the upload.
-#[derive(Debug)]
-pub struct ObjectUpload {
-    shared: Arc<UploadShared>,
-    /// Completed or aborted: nothing left for the drop to do.
-    settled: bool,
+/// All of a [`Core`] but where it runs: what can be refused before threads are started.
+struct Prepared {
+    stores: Vec<Arc<dyn Store>>,
+    options: UploadOptions,
+    sizes: ChunkSizes,
+    policy: Policy,
+    seed: u64,
 }
 
-impl ObjectUpload {
-    /// The name of the object.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.shared.name
-    }
-
-    /// Adds a part: the concatenation of `part`. Never waits.
-    pub fn put(&mut self, part: Vec<Bytes>, done: impl FnOnce(Result<(), StoreError>) + Send + 'static) {
-        let answer = Answer::new(&self.shared.core, Operation::Put, &self.shared.name, done);
-        self.shared.push(Command::Put(part, answer));
-    }
-
-    /// Commits the object after all parts, and proves it; the outcome is its size in bytes, see
-    /// [`ObjectSink::complete`]. After an earlier failure the upload is aborted instead, and the outcome is that failure.
-    pub fn complete(mut self, done: impl FnOnce(Result<u64, StoreError>) + Send + 'static) {
-        self.settled = true;
-        let answer = Answer::new(&self.shared.core, Operation::Complete, &self.shared.name, done);
-        self.shared.push(Command::Complete(answer));
-    }
-
-    /// Gives the object up: parts that wait are dropped ([`StoreErrorKind::Aborted`]), the one on its way is awaited,
-    /// and what was written is removed.
-    pub fn abort(mut self, done: impl FnOnce(Result<(), StoreError>) + Send + 'static) {
-        self.settled = true;
-        let answer = Answer::new(&self.shared.core, Operation::Abort, &self.shared.name, done);
-        self.shared.abort(Some(answer));
-    }
-}
-
-impl Drop for ObjectUpload {
-    fn drop(&mut self) {
-        if !self.settled {
-            self.shared.abort(None);
+impl Prepared {
+    fn new(stores: Vec<Arc<dyn Store>>, options: UploadOptions, seed: u64) -> Result<Prepared, DriverError> {
+        if stores.is_empty() {
+            return Err(DriverError::NoBucket);
         }
+        let sizes = ChunkSizes::new(&options, stores.iter().map(|store| store.capabilities()))?;
+        let buckets = stores
+            .iter()
+            .map(|store| Bucket { url: store.url().into(), capabilities: store.capabilities().clone() })
+            .collect();
+        let policy = Policy::new(options.clone(), buckets, seed);
+        Ok(Prepared { stores, options, sizes, policy, seed })
+    }
+
+    fn core(self, executor: Executor, timers: Arc<Timers>) -> Arc<Core> {
+        metrics::describe();
+        let breakers = self.stores.iter().map(|_| AtomicBool::new(false)).collect();
+        let core = Arc::new(Core {
+            labels: self.stores.iter().map(|store| metrics::bucket_label(store.url())).collect(),
+            observed: Observed::new(self.stores.len()),
+            stores: self.stores,
+            options: self.options,
+            sizes: self.sizes,
+            policy: Mutex::new(self.policy),
+            executor,
+            timers,
+            random: Mutex::new(self.seed),
+            counters: Counters::default(),
+            uploads: Mutex::default(),
+            canaries: canary::Alarm::default(),
+            breakers,
+        });
+        canary::start(&core);
+        core
     }
 }
 
-/// Runs a future on this thread and returns what it resolves to. Must not be called on an executor's thread.
-pub fn block_on<F: Future>(future: F) -> F::Output {
-    block_on_until(future, None).expect("without a deadline it is awaited to its end")
-}
-
-/// As [`block_on`], but gives up, and drops the future, after `timeout`.
-pub fn block_on_timeout<F: Future>(future: F, timeout: Duration) -> Option<F::Output> {
-    block_on_until(future, Some(Instant::now() + timeout))
-}
-
-fn block_on_until<F: Future>(future: F, deadline: Option<Instant>) -> Option<F::Output> {
-    struct Unpark {
-        thread: Thread,
-        /// Says for which of two nested calls a token is meant.
-        woken: AtomicBool,
-    }
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.woken.store(true, std::sync::atomic::Ordering::Release);
-            self.thread.unpark();
-        }
-    }
-
-    let mut future = pin!(future);
-    let unpark = Arc::new(Unpark { thread: thread::current(), woken: AtomicBool::new(false) });
-    let waker = Waker::from(Arc::clone(&unpark));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return Some(output);
-        }
-        while !unpark.woken.swap(false, std::sync::atomic::Ordering::Acquire) {
-            match deadline {
-                None => thread::park(),
-                Some(deadline) => {
-                    let left =
-                        deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
-                    thread::park_timeout(left);
-                }
-            }
-        }
-    }
-}
-
-#[derive(Debug)]
-enum Executor {
-    Tokio(Handle),
-    Inline,
-}
-
-/// What a driver shares with its uploads.
+/// What a driver shares with its tasks.
 #[derive(Debug)]
 struct Core {
-    store: Arc<dyn Store>,
+    stores: Vec<Arc<dyn Store>>,
+    /// Their names in metrics.
+    labels: Vec<SharedString>,
+    options: UploadOptions,
+    sizes: ChunkSizes,
+    policy: Mutex<Policy>,
     executor: Executor,
-    shutdown: Arc<Shutdown>,
+    timers: Arc<Timers>,
+    observed: Observed,
+    random: Mutex<u64>,
     counters: Counters,
+    /// The uploads under way, by a number of their own.
+    uploads: Mutex<HashMap<u64, Arc<Inbox>>>,
+    canaries: canary::Alarm,
+    /// By bucket: whether it was open when it was last looked at.
+    breakers: Vec<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
 struct Counters {
     requests: AtomicU64,
     failures: AtomicU64,
+    cancelled: AtomicU64,
+    hedges: AtomicU64,
+    retries: AtomicU64,
     bytes_put: AtomicU64,
     bytes_got: AtomicU64,
     objects: AtomicU64,
+    memory: AtomicU64,
+    memory_max: AtomicU64,
+    in_flight: AtomicU64,
+}
+
+impl Counters {
+    /// So many bytes more are in memory.
+    fn hold(&self, bytes: u64) {
+        let held = self.memory.fetch_add(bytes, Relaxed) + bytes;
+        self.memory_max.fetch_max(held, Relaxed);
+    }
+}
+
+/// What is asked of a bucket, for its error and its metrics.
+#[derive(Clone, Copy, Debug)]
+struct What<'a> {
+    bucket: BucketIndex,
+    operation: Operation,
+    name: &'a str,
+    /// Of the body that is sent or wanted.
+    bytes: u64,
+}
+
+impl<'a> What<'a> {
+    /// A request without a body.
+    fn control(bucket: BucketIndex, operation: Operation, name: &'a str) -> What<'a> {
+        What { bucket, operation, name, bytes: 0 }
+    }
 }
 
 impl Core {
-    fn new(store: Arc<dyn Store>, executor: Executor) -> Arc<Core> {
-        Arc::new(Core { store, executor, shutdown: Arc::default(), counters: Counters::default() })
+    fn store(&self, bucket: BucketIndex) -> &Arc<dyn Store> {
+        &self.stores[bucket.0]
     }
 
-    /// Runs the future, or drops it if the driver or the runtime is shut down.
-    fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        let task = Cancellable {
-            id: self.shutdown.next_id.fetch_add(1, Relaxed),
-            shutdown: Arc::clone(&self.shutdown),
-            future: Some(Box::pin(future)),
-        };
-        match &self.executor {
-            Executor::Tokio(handle) => drop(handle.spawn(task)),
-            Executor::Inline => block_on(task),
-        }
+    fn error(&self, what: What<'_>, kind: StoreErrorKind) -> StoreError {
+        StoreError::new(what.operation, self.store(what.bucket).url(), what.name, kind)
     }
 
-    fn count<T>(&self, operation: Operation, outcome: &Result<T, StoreError>) {
-        self.counters.requests.fetch_add(1, Relaxed);
-        let word = match outcome {
-            Ok(_) => "ok",
-            Err(_) => {
-                self.counters.failures.fetch_add(1, Relaxed);
-                "error"
-            }
-        };
-        metrics::counter!("tidelog_store_requests_total", "operation" => operation.name(), "outcome" => word)
-            .increment(1);
-    }
-
-    fn count_got(&self, bytes: u64) {
-        if bytes > 0 {
-            self.counters.bytes_got.fetch_add(bytes, Relaxed);
-            metrics::counter!("tidelog_store_bytes_total", "direction" => "get").increment(bytes);
-        }
-    }
-
-    fn count_put(&self, bytes: u64) {
-        self.counters.bytes_put.fetch_add(bytes, Relaxed);
-        metrics::counter!("tidelog_store_bytes_total", "direction" => "put").increment(bytes);
-    }
-}
-
-/// How many bytes an answer brought.
-trait Weight {
-    fn weight(&self) -> u64 {
-        0
-    }
-}
-
-impl Weight for Bytes {
-    fn weight(&self) -> u64 {
-        self.len() as u64
-    }
-}
-
-impl Weight for u64 {}
-impl Weight for () {}
-impl Weight for Vec<(String, u64)> {}
-
-type Done<T> = Box<dyn FnOnce(Result<T, StoreError>) + Send>;
-
-/// A callback that is called exactly once: if nobody answers, its drop says that the driver was shut down.
-struct Answer<T> {
-    core: Arc<Core>,
-    operation: Operation,
-    name: String,
-    done: Option<Done<T>>,
-}
-
-impl<T> Answer<T> {
-    fn new(
-        core: &Arc<Core>,
+    /// A callback that hears of the shutdown if of nothing else.
+    fn answer<T>(
+        &self,
+        bucket: BucketIndex,
         operation: Operation,
         name: &str,
         done: impl FnOnce(Result<T, StoreError>) + Send + 'static,
-    ) -> Answer<T> {
-        Answer { core: Arc::clone(core), operation, name: name.to_owned(), done: Some(Box::new(done)) }
+    ) -> Answer<Result<T, StoreError>> {
+        let error = self.error(What::control(bucket, operation, name), StoreErrorKind::ShutDown);
+        Answer::new(Err(error), done)
     }
 
-    fn give(mut self, outcome: Result<T, StoreError>) {
-        if let Some(done) = self.done.take() {
-            done(outcome);
+    /// Makes one attempt of a request, and counts it.
+    async fn attempt<T>(
+        &self,
+        what: What<'_>,
+        lane: Lane,
+        timeout: std::time::Duration,
+        cancel: Cancel,
+        future: BoxFuture<'static, Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let sends = matches!(what.operation, Operation::Put | Operation::PutPart);
+        let in_flight = InFlight::new(self, lane, if sends { what.bytes } else { 0 });
+        let started = self.timers.now();
+        let outcome =
+            Attempt::new(&self.timers, timeout, cancel, future).await.map_err(|failure| match failure {
+                Failure::Store(error) => error,
+                Failure::GivenUp(kind) => self.error(what, kind),
+            });
+        drop(in_flight);
+        self.count(what, &outcome, started);
+        outcome
+    }
+
+    fn count<T>(&self, what: What<'_>, outcome: &Result<T, StoreError>, started: Instant) {
+        let counters = &self.counters;
+        counters.requests.fetch_add(1, Relaxed);
+        match (outcome, what.operation) {
+            (Ok(_), Operation::Put | Operation::PutPart) => {
+                counters.bytes_put.fetch_add(what.bytes, Relaxed);
+            }
+            (Ok(_), Operation::Get) => {
+                counters.bytes_got.fetch_add(what.bytes, Relaxed);
+            }
+            (Ok(_), _) => {}
+            (Err(error), _) if *error.kind() == StoreErrorKind::Cancelled => {
+                counters.cancelled.fetch_add(1, Relaxed);
+            }
+            (Err(_), _) => {
+                counters.failures.fetch_add(1, Relaxed);
+            }
         }
+        let took = self.timers.now().saturating_duration_since(started);
+        let label = &self.labels[what.bucket.0];
+        metrics::request(label, what.operation, metrics::outcome_label(outcome), what.bytes, took);
     }
 
-    fn fail(self, kind: StoreErrorKind) {
-        let error = self.error(kind);
-        self.give(Err(error));
+    fn retries(&self, bucket: BucketIndex, operation: Operation) {
+        self.counters.retries.fetch_add(1, Relaxed);
+        metrics::retry(&self.labels[bucket.0], operation);
     }
 
-    fn error(&self, kind: StoreErrorKind) -> StoreError {
-        StoreError::new(self.operation, self.core.store.url(), &self.name, kind)
-    }
-}
-
-impl<T> Drop for Answer<T> {
-    fn drop(&mut self) {
-        if let Some(done) = self.done.take() {
-            done(Err(self.error(StoreErrorKind::ShutDown)));
-        }
-    }
-}
-
-impl<T> std::fmt::Debug for Answer<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Answer({} {})", self.operation, self.name)
-    }
-}
-
-#[derive(Debug)]
-enum Command {
-    Put(Vec<Bytes>, Answer<()>),
-    Complete(Answer<u64>),
-    Abort(Option<Answer<()>>),
-}
-
-#[derive(Debug)]
-struct UploadShared {
-    core: Arc<Core>,
-    name: String,
-    state: Mutex<UploadState>,
-}
-
-#[derive(Debug)]
-struct UploadState {
-    queue: VecDeque<Command>,
-    /// `None` while a [`Turn`] has it, of which there is at most one.
-    idle: Option<Progress>,
-}
-
-/// How far an upload is.
-#[derive(Default)]
-struct Progress {
-    sink: Option<Box<dyn ObjectSink>>,
-    /// The first failure.
-    failure: Option<StoreError>,
-}
-
-impl std::fmt::Debug for Progress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Progress")
-            .field("begun", &self.sink.is_some())
-            .field("failure", &self.failure)
-            .finish()
-    }
-}
-
-impl UploadShared {
-    fn lock(&self) -> MutexGuard<'_, UploadState> {
-        // Nothing that can panic runs under this lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn policy(&self) -> MutexGuard<'_, Policy> {
+        self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(self: &Arc<Self>, command: Command) {
-        let mut state = self.lock();
-        state.queue.push_back(command);
-        let turn = self.take_turn(&mut state);
-        drop(state);
-        self.start(turn);
-    }
-
-    fn abort(self: &Arc<Self>, answer: Option<Answer<()>>) {
-        let mut state = self.lock();
-        let given_up = mem::take(&mut state.queue);
-        let nothing_begun = state.idle.as_ref().is_some_and(|progress| progress.sink.is_none());
-        // With nothing begun there is nothing to do but to answer.
-        let (turn, answer) = if nothing_begun {
-            (None, answer)
-        } else {
-            state.queue.push_back(Command::Abort(answer));
-            (self.take_turn(&mut state), None)
+    /// After every change of the policy, with its lock released.
+    fn policy_changed(&self) {
+        let (deadline, health) = {
+            let policy = self.policy();
+            (policy.deadline(), policy.health(self.timers.now()))
         };
-        drop(state);
-        for command in given_up {
-            match command {
-                Command::Put(part, answer) => {
-                    drop(part);
-                    answer.fail(StoreErrorKind::Aborted);
-                }
-                Command::Complete(answer) => answer.fail(StoreErrorKind::Aborted),
-                Command::Abort(answer) => drop(answer),
-            }
-        }
-        if let Some(answer) = answer {
-            answer.give(Ok(()));
-        }
-        self.start(turn);
-    }
-
-    fn take_turn(self: &Arc<Self>, state: &mut UploadState) -> Option<Turn> {
-        let progress = state.idle.take()?;
-        Some(Turn { shared: Arc::clone(self), progress: Some(progress) })
-    }
-
-    fn start(&self, turn: Option<Turn>) {
-        if let Some(turn) = turn {
-            self.core.spawn(turn.run());
-        }
-    }
-}
-
-/// The right to work on an upload's queue. It is made before its task, so that a task that is dropped unpolled gives the
-/// right back too, and answers for what is queued.
-struct Turn {
-    shared: Arc<UploadShared>,
-    /// `None` once given back.
-    progress: Option<Progress>,
-}
-
-impl Turn {
-    async fn run(mut self) {
-        while let Some(command) = self.next() {
-            let Some(progress) = &mut self.progress else { return };
-            let core = &self.shared.core;
-            let name = &self.shared.name;
-            match command {
-                Command::Put(part, answer) => answer.give(progress.put(core, name, part).await),
-                Command::Complete(answer) => answer.give(progress.complete(core, name).await),
-                Command::Abort(answer) => {
-                    let outcome = progress.abort(core, name).await;
-                    if let Some(answer) = answer {
-                        answer.give(outcome);
-                    }
-                }
+        self.canaries.set(deadline);
+        for (bucket, known) in health.buckets.iter().enumerate().take(self.breakers.len()) {
+            if self.breakers[bucket].swap(known.open, Relaxed) != known.open {
+                metrics::breaker(&self.labels[bucket], known.open);
             }
         }
     }
 
-    /// The next command, or `None` and the right is given back, here or, after a shutdown, by the drop.
-    fn next(&mut self) -> Option<Command> {
-        // A store that never waits would otherwise go on after the shutdown, within one poll.
-        if self.shared.core.shutdown.lock().closed {
-            return None;
-        }
-        let mut state = self.shared.lock();
-        let command = state.queue.pop_front();
-        if command.is_none() {
-            state.idle = self.progress.take();
-        }
-        command
+    fn uploads(&self) -> MutexGuard<'_, HashMap<u64, Arc<Inbox>>> {
+        self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A random number in [0, 1), by splitmix64.
+    fn random(&self) -> f64 {
+        (self.random_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    fn random_u64(&self) -> u64 {
+        let mut state = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = *state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
     }
 }
 
-impl Drop for Turn {
+/// A body under way.
+struct InFlight<'a> {
+    core: &'a Core,
+    lane: Lane,
+    bytes: u64,
+}
+
+impl<'a> InFlight<'a> {
+    fn new(core: &'a Core, lane: Lane, bytes: u64) -> InFlight<'a> {
+        core.counters.in_flight.fetch_add(bytes, Relaxed);
+        metrics::in_flight(lane, bytes as i64);
+        InFlight { core, lane, bytes }
+    }
+}
+
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let Some(mut progress) = self.progress.take() else { return };
-        let sink = progress.sink.take();
-        progress.failure.get_or_insert_with(|| {
-            StoreError::new(
-                Operation::Put,
-                self.shared.core.store.url(),
-                &self.shared.name,
-                StoreErrorKind::ShutDown,
-            )
-        });
-        let mut state = self.shared.lock();
-        state.idle = Some(progress);
-        let queue = mem::take(&mut state.queue);
-        drop(state);
-        // Foreign code, not under the lock. The drops of the commands answer them.
-        drop(sink);
-        drop(queue);
-    }
-}
-
-impl Progress {
-    async fn put(&mut self, core: &Core, name: &str, part: Vec<Bytes>) -> Result<(), StoreError> {
-        let bytes: u64 = part.iter().map(|slice| slice.len() as u64).sum();
-        let sink = self.begun(core, name).await?;
-        let outcome = sink.put(part).await;
-        core.count(Operation::Put, &outcome);
-        match &outcome {
-            Ok(()) => core.count_put(bytes),
-            Err(error) => self.failure = Some(error.clone()),
-        }
-        outcome
-    }
-
-    async fn complete(&mut self, core: &Core, name: &str) -> Result<u64, StoreError> {
-        if let Err(error) = self.begun(core, name).await {
-            // The failure is what the caller has to know; leftovers are told of by the log.
-            let _ = self.abort(core, name).await;
-            return Err(error);
-        }
-        let Some(sink) = self.sink.take() else { unreachable!("begun says that there is a sink") };
-        let outcome = sink.complete().await;
-        core.count(Operation::Complete, &outcome);
-        match &outcome {
-            Ok(_) => {
-                core.counters.objects.fetch_add(1, Relaxed);
-            }
-            Err(error) => self.failure = Some(error.clone()),
-        }
-        outcome
-    }
-
-    async fn abort(&mut self, core: &Core, name: &str) -> Result<(), StoreError> {
-        let Some(sink) = self.sink.take() else { return Ok(()) };
-        self.failure.get_or_insert_with(|| {
-            StoreError::new(Operation::Put, core.store.url(), name, StoreErrorKind::Aborted)
-        });
-        let outcome = sink.abort().await;
-        core.count(Operation::Abort, &outcome);
-        if let Err(error) = &outcome {
-            tracing::warn!(%error, "an upload could not be aborted; what it wrote is left until it is deleted");
-        }
-        outcome
-    }
-
-    /// The sink, begun if it was not; the first failure if there was one.
-    async fn begun(&mut self, core: &Core, name: &str) -> Result<&mut Box<dyn ObjectSink>, StoreError> {
-        if let Some(failure) = &self.failure {
-            return Err(failure.clone());
-        }
-        if self.sink.is_none() {
-            let outcome = core.store.begin(name).await;
-            core.count(Operation::Begin, &outcome);
-            match outcome {
-                Ok(sink) => self.sink = Some(sink),
-                Err(error) => {
-                    self.failure = Some(error.clone());
-                    return Err(error);
-                }
-            }
-        }
-        let Some(sink) = &mut self.sink else { unreachable!("set above") };
-        Ok(sink)
-    }
-}
-
-/// Tells running tasks that they are to end.
-#[derive(Debug, Default)]
-struct Shutdown {
-    next_id: AtomicU64,
-    state: Mutex<ShutdownState>,
-}
-
-#[derive(Debug, Default)]
-struct ShutdownState {
-    closed: bool,
-    wakers: HashMap<u64, Waker>,
-}
-
-impl Shutdown {
-    fn lock(&self) -> MutexGuard<'_, ShutdownState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn close(&self) {
-        let mut state = self.lock();
-        state.closed = true;
-        let wakers = mem::take(&mut state.wakers);
-        drop(state);
-        for waker in wakers.into_values() {
-            waker.wake();
-        }
-    }
-
-    /// Whether the task may go on; if so, it is woken at the shutdown.
-    fn register(&self, id: u64, waker: &Waker) -> bool {
-        let mut state = self.lock();
-        if state.closed {
-            return false;
-        }
-        let replaced = match state.wakers.get(&id) {
-            Some(known) if known.will_wake(waker) => None,
-            _ => state.wakers.insert(id, waker.clone()),
-        };
-        drop(state);
-        drop(replaced);
-        true
-    }
-
-    fn forget(&self, id: u64) {
-        let waker = self.lock().wakers.remove(&id);
-        drop(waker);
-    }
-}
-
-/// A task that ends early at the shutdown, by dropping its future, whose answers then say so.
-struct Cancellable {
-    id: u64,
-    shutdown: Arc<Shutdown>,
-    future: Option<BoxFuture<'static, ()>>,
-}
-
-impl Future for Cancellable {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if !self.shutdown.register(self.id, context.waker()) {
-            drop(self.future.take());
-            return Poll::Ready(());
-        }
-        match &mut self.future {
-            Some(future) => future.as_mut().poll(context),
-            None => Poll::Ready(()),
-        }
-    }
-}
-
-impl Drop for Cancellable {
-    fn drop(&mut self) {
-        self.shutdown.forget(self.id);
+        self.core.counters.in_flight.fetch_sub(self.bytes, Relaxed);
+        metrics::in_flight(self.lane, -(self.bytes as i64));
     }
 }

@@ -5,9 +5,11 @@
 
 pub mod bucket;
 pub mod chunk;
+pub mod driver;
 pub mod hedge;
 #[cfg(feature = "local")]
 mod local;
+pub mod metrics;
 pub mod multipart;
 mod object;
 mod open;
@@ -16,6 +18,9 @@ mod pending;
 pub mod sim;
 pub mod store;
 
+pub use driver::{
+    Clock, Driver, DriverError, DriverStats, ObjectUpload, Runtime, block_on, block_on_timeout,
+};
 pub use open::{SUPPORTED_SCHEMES, open_store};
 pub use options::{HedgeOptions, UploadOptions};
 pub use pending::{Abandoned, Pending, Resolver, channel};

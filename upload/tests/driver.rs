@@ -1,24 +1,25 @@
-//! The driver's promises: order, one outcome per call, the first failure stays, a drop aborts, a shutdown waits for nothing
-//! and leaves no caller without an answer.
+//! The driver's promises: one outcome per call, bytes in their place, a drop aborts, a shutdown waits for nothing and
+//! leaves no caller without an answer.
 
-use std::future::pending;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tempfile::TempDir;
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::multipart::Placement;
 use tidelog_upload::sim::{Fault, SimStore};
 use tidelog_upload::{
-    BoxFuture, Driver, DriverError, ObjectSink, ObjectUpload, Operation, Pending, Runtime, Store, StoreError,
-    StoreErrorKind, channel, open_store,
+    Driver, DriverError, HedgeOptions, ObjectUpload, Operation, Pending, Runtime, Store, StoreError,
+    StoreErrorKind, UploadOptions, channel,
 };
 
 type Outcome<T> = Pending<Result<T, StoreError>>;
 
+const HOME: BucketIndex = BucketIndex(0);
+
 /// A callback and what it will have heard.
-fn answer<T: Send + 'static>() -> (impl FnOnce(Result<T, StoreError>) + Send + 'static, Outcome<T>) {
+fn answer<T: Send + 'static>() -> (impl FnOnce(T) + Send + 'static, Pending<T>) {
     let (resolver, pending) = channel();
     (move |outcome| resolver.resolve(outcome), pending)
 }
@@ -29,279 +30,236 @@ fn put(upload: &mut ObjectUpload, bytes: &'static str) -> Outcome<()> {
     outcome
 }
 
-fn complete(upload: ObjectUpload) -> Outcome<u64> {
-    let (done, outcome) = answer();
-    upload.complete(done);
-    outcome
+/// What an object came to, and whether something may be left of it.
+fn finish(upload: ObjectUpload, last: &'static str) -> (Outcome<Placement>, Pending<bool>) {
+    let (done, placement) = answer();
+    let (settled, leftovers) = answer();
+    upload.finish(vec![last.into()], done, settled);
+    (placement, leftovers)
+}
+
+/// Options under which a few bytes are an object of several parts.
+fn small_parts() -> UploadOptions {
+    let mut options = UploadOptions::default();
+    options.hedging = HedgeOptions::off();
+    options.put_bytes_max = 4;
+    options.part_bytes = 4;
+    options.hedging.backoff_start = Duration::from_millis(1);
+    options
+}
+
+/// A clock that is moved by hand.
+#[derive(Clone)]
+struct Time {
+    start: Instant,
+    passed_ms: Arc<AtomicU64>,
+}
+
+impl Time {
+    fn new() -> Time {
+        Time { start: Instant::now(), passed_ms: Arc::default() }
+    }
+
+    fn now(&self) -> Instant {
+        self.start + Duration::from_millis(self.passed_ms.load(Ordering::Relaxed))
+    }
+}
+
+fn inline(stores: Vec<Arc<dyn Store>>, options: UploadOptions) -> (Driver, Time) {
+    let time = Time::new();
+    let reading = time.clone();
+    (Driver::inline(stores, options, Arc::new(move || reading.now())).unwrap(), time)
 }
 
 /// A driver without threads and one with, over the same kind of store.
 fn each_driver(test: impl Fn(&Driver, &SimStore)) {
-    for inline in [true, false] {
+    for is_inline in [true, false] {
         let store = SimStore::new(3);
-        let shared: Arc<dyn Store> = Arc::new(store.clone());
-        let driver = if inline {
-            Driver::inline(shared)
+        let stores: Vec<Arc<dyn Store>> = vec![Arc::new(store.clone())];
+        let driver = if is_inline {
+            inline(stores, small_parts()).0
         } else {
-            Driver::start(shared, Runtime::Own { threads: 2 }).unwrap()
+            Driver::start(stores, Runtime::Own { threads: 2 }, small_parts()).unwrap()
         };
-        println!("{}", if inline { "inline" } else { "own runtime" });
+        println!("{}", if is_inline { "inline" } else { "own runtime" });
         test(&driver, &store);
     }
 }
 
+/// The bytes of a placement.
+fn placed(stores: &[SimStore], placement: &Placement) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for piece in &placement.pieces {
+        let object = &stores[piece.bucket.0].objects()[&piece.name];
+        bytes.extend_from_slice(&object[piece.offset as usize..(piece.offset + piece.bytes) as usize]);
+    }
+    assert_eq!(bytes.len() as u64, placement.bytes);
+    bytes
+}
+
 #[test]
-fn parts_are_put_in_order_and_each_call_is_answered() {
+fn an_object_in_parts_is_what_was_put_and_each_call_is_answered() {
     each_driver(|driver, store| {
-        let mut upload = driver.upload("a");
-        let puts: Vec<_> = ["one ", "two ", "three"].map(|part| put(&mut upload, part)).into();
-        assert_eq!(complete(upload).wait().unwrap().unwrap(), 13);
+        let mut upload = driver.upload("a", None);
+        let puts: Vec<_> = ["one ", "two ", "", "three "].map(|part| put(&mut upload, part)).into();
+        let (placement, leftovers) = finish(upload, "four");
+        let placement = placement.wait().unwrap().unwrap();
+        assert_eq!(placed(std::slice::from_ref(store), &placement), b"one two three four");
+        assert!(!leftovers.wait().unwrap());
         for outcome in puts {
             outcome.wait().unwrap().unwrap();
         }
-        assert_eq!(store.objects()["a"], "one two three");
+        assert!(store.open_uploads().is_empty());
+        assert!(store.stats().calls(Operation::PutPart) >= 4);
+        let stats = driver.stats();
+        assert_eq!((stats.bytes_put, stats.objects, stats.failures), (18, 1, 0));
+        assert_eq!((stats.bytes_in_memory, stats.bytes_in_flight), (0, 0));
+        assert!(stats.bytes_in_memory_max >= 4);
+    });
+}
 
+#[test]
+fn a_small_object_is_one_request() {
+    each_driver(|driver, store| {
+        let mut upload = driver.upload("a", None);
+        let first = put(&mut upload, "ab");
+        assert_eq!(store.stats().calls(Operation::Put), 0);
+        let (placement, _) = finish(upload, "cd");
+        assert_eq!(placed(std::slice::from_ref(store), &placement.wait().unwrap().unwrap()), b"abcd");
+        first.wait().unwrap().unwrap();
+        let stats = store.stats();
+        assert_eq!((stats.calls(Operation::Put), stats.calls(Operation::Create)), (1, 0));
+    });
+}
+
+#[test]
+fn requests_that_stand_alone() {
+    each_driver(|driver, _| {
+        let (placement, _) = finish(driver.upload("a", None), "one two three");
+        placement.wait().unwrap().unwrap();
         let (done, outcome) = answer();
-        driver.get("a", 4..7, done);
+        driver.get(HOME, "a", 4..7, done);
         assert_eq!(outcome.wait().unwrap().unwrap(), "two");
         let (done, outcome) = answer();
-        driver.size("a", done);
-        assert_eq!(outcome.wait().unwrap().unwrap(), 13);
+        driver.head(HOME, "a", done);
+        assert_eq!(outcome.wait().unwrap().unwrap().bytes, 13);
         let (done, outcome) = answer();
-        driver.list("", done);
-        assert_eq!(outcome.wait().unwrap().unwrap(), [("a".to_owned(), 13)]);
+        driver.list(HOME, "", done);
+        let listed = outcome.wait().unwrap().unwrap();
+        assert_eq!((listed.len(), listed[0].name.as_str(), listed[0].bytes), (1, "a", 13));
         let (done, outcome) = answer();
-        driver.delete("a", done);
+        driver.delete(HOME, "a", done);
         outcome.wait().unwrap().unwrap();
-        assert!(store.objects().is_empty());
-
-        let stats = driver.stats();
-        assert_eq!((stats.bytes_put, stats.bytes_got, stats.objects, stats.failures), (13, 3, 1, 0));
-        assert_eq!(stats.requests, 1 + 3 + 1 + 4);
-    });
-}
-
-#[test]
-fn the_first_failure_is_the_outcome_of_all_that_follows() {
-    for (operation, good_puts) in [(Operation::Begin, 0), (Operation::Put, 1)] {
-        each_driver(|driver, store| {
-            let mut upload = driver.upload("a");
-            for _ in 0..good_puts {
-                put(&mut upload, "good").wait().unwrap().unwrap();
-            }
-            store.fail_next(operation, Fault::Before);
-            let failed = put(&mut upload, "bad").wait().unwrap().unwrap_err();
-            assert_eq!((failed.operation(), failed.is_retryable()), (operation, true));
-            let later = put(&mut upload, "late").wait().unwrap().unwrap_err();
-            assert_eq!(later.to_string(), failed.to_string());
-            let end = complete(upload).wait().unwrap().unwrap_err();
-            assert_eq!(end.to_string(), failed.to_string());
-            assert!(store.objects().is_empty());
-            assert!(store.open_uploads().is_empty(), "the failed upload was not aborted");
-            assert_eq!(driver.stats().objects, 0);
-        });
-    }
-}
-
-#[test]
-fn an_unproven_commit_is_an_error() {
-    each_driver(|driver, store| {
-        let mut upload = driver.upload("a");
-        put(&mut upload, "x").wait().unwrap().unwrap();
-        store.fail_next(Operation::Complete, Fault::After);
-        let error = complete(upload).wait().unwrap().unwrap_err();
-        assert_eq!(error.operation(), Operation::Complete);
-        assert_eq!(driver.stats().objects, 0);
-        // Nothing aborts what may be committed.
-        assert_eq!(store.stats().calls(Operation::Abort), 0);
-    });
-}
-
-#[test]
-fn a_dropped_upload_is_aborted_and_one_that_sent_nothing_costs_nothing() {
-    each_driver(|driver, store| {
-        let mut upload = driver.upload("a");
-        put(&mut upload, "x").wait().unwrap().unwrap();
-        assert_eq!(store.open_uploads(), ["a"]);
-        drop(upload);
-        // On a driver with threads the abort runs later.
-        while !store.open_uploads().is_empty() {
-            thread::yield_now();
-        }
-        assert!(store.objects().is_empty());
-
-        let before = store.stats();
-        drop(driver.upload("b"));
         let (done, outcome) = answer();
-        driver.upload("c").abort(done);
-        outcome.wait().unwrap().unwrap();
-        assert_eq!(store.stats().calls(Operation::Begin), before.calls(Operation::Begin));
+        driver.get(HOME, "a", 0..1, done);
+        assert!(outcome.wait().unwrap().unwrap_err().is_not_found());
+        assert_eq!((driver.stats().bytes_got, driver.stats().retries), (3, 0));
     });
 }
 
 #[test]
-fn an_abort_answers_the_parts_that_wait() {
-    let store = Arc::new(Stuck::default());
-    let driver = Driver::start(Arc::clone(&store) as Arc<dyn Store>, Runtime::Own { threads: 1 }).unwrap();
-    let mut upload = driver.upload("a");
-    let mut stuck = put(&mut upload, "stuck");
-    store.wait_for_puts(1);
-    let waiting = put(&mut upload, "waiting");
-    let (done, aborted) = answer();
-    upload.abort(done);
-    assert_eq!(*waiting.wait().unwrap().unwrap_err().kind(), StoreErrorKind::Aborted);
-    // The part on its way is not cut off by the abort; only the shutdown does that.
-    assert!(stuck.wait_timeout(std::time::Duration::ZERO).is_none());
-    driver.shutdown();
-    assert_eq!(*stuck.wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-    assert_eq!(*aborted.wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-}
-
-#[test]
-fn a_shutdown_waits_for_nothing_and_answers_everything() {
-    let host = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-    for runtime in [Runtime::Own { threads: 1 }, Runtime::Handle(host.handle().clone())] {
-        let store = Arc::new(Stuck::default());
-        let driver = Driver::start(Arc::clone(&store) as Arc<dyn Store>, runtime).unwrap();
-        let mut upload = driver.upload("a");
-        let puts = [put(&mut upload, "stuck"), put(&mut upload, "waiting")];
-        let mut other = driver.upload("b");
-        let committing = put(&mut other, "stuck");
-        let end = complete(other);
-        let (done, read) = answer();
-        driver.get("a", 0..1, done);
-        store.wait_for_puts(2);
-        driver.shutdown();
-        for outcome in puts.into_iter().chain([committing]) {
-            assert_eq!(*outcome.wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-        }
-        assert_eq!(*end.wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-        assert_eq!(*read.wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-        // And what comes later.
-        assert_eq!(*put(&mut upload, "late").wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-        assert_eq!(*complete(upload).wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
+fn a_read_is_asked_again_after_a_refusal_and_not_for_ever() {
+    each_driver(|driver, store| {
+        finish(driver.upload("a", None), "abcd").0.wait().unwrap().unwrap();
+        store.fail_next(Operation::Get, Fault::Throttled);
+        store.fail_next(Operation::Get, Fault::Before);
         let (done, outcome) = answer();
-        driver.delete("a", done);
-        assert_eq!(*outcome.wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-    }
-    // The caller's runtime is not ours to end.
-    assert_eq!(host.block_on(async { host.spawn(async { 7 }).await.unwrap() }), 7);
+        driver.get(HOME, "a", 1..3, done);
+        assert_eq!(outcome.wait().unwrap().unwrap(), "bc");
+        assert_eq!(driver.stats().retries, 2);
+        for _ in 0..driver.options().request_attempts {
+            store.fail_next(Operation::Get, Fault::Throttled);
+        }
+        let (done, outcome) = answer();
+        driver.get(HOME, "a", 1..3, done);
+        assert_eq!(*outcome.wait().unwrap().unwrap_err().kind(), StoreErrorKind::Throttled);
+    });
 }
 
 #[test]
-fn uploads_that_outlive_their_driver_are_answered() {
-    let driver = Driver::start(Arc::new(SimStore::new(1)), Runtime::Own { threads: 1 }).unwrap();
-    let mut upload = driver.upload("a");
-    put(&mut upload, "x").wait().unwrap().unwrap();
-    drop(driver);
-    assert_eq!(*put(&mut upload, "y").wait().unwrap().unwrap_err().kind(), StoreErrorKind::ShutDown);
-    drop(upload);
-}
-
-#[test]
-fn a_current_thread_runtime_is_refused() {
+fn a_current_thread_runtime_and_no_bucket_are_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let handle = Runtime::Handle(runtime.handle().clone());
-    let error = Driver::start(Arc::new(SimStore::new(1)), handle).unwrap_err();
+    let stores: Vec<Arc<dyn Store>> = vec![Arc::new(SimStore::new(1))];
+    let error = Driver::start(stores, handle, UploadOptions::default()).unwrap_err();
     assert!(matches!(error, DriverError::CurrentThreadRuntime));
+    let error = Driver::start(Vec::new(), Runtime::Own { threads: 1 }, UploadOptions::default());
+    assert!(matches!(error.unwrap_err(), DriverError::NoBucket));
 }
 
 #[test]
 fn a_callback_may_start_further_operations() {
     each_driver(|driver, store| {
-        let mut second = driver.upload("second");
+        let mut second = driver.upload("second", None);
         let (done, size) = answer();
-        let mut first = driver.upload("first");
+        let mut first = driver.upload("first", None);
         first.put(vec!["1".into()], move |outcome| {
             outcome.unwrap();
             second.put(vec!["22".into()], |outcome| outcome.unwrap());
-            second.complete(done);
+            second.finish(Vec::new(), done, |_| {});
         });
-        assert_eq!(size.wait().unwrap().unwrap(), 2);
-        assert_eq!(complete(first).wait().unwrap().unwrap(), 1);
+        assert_eq!(finish(first, "").0.wait().unwrap().unwrap().bytes, 1);
+        assert_eq!(size.wait().unwrap().unwrap().bytes, 2);
         assert_eq!(store.objects().len(), 2);
     });
 }
 
 #[test]
-fn local_files_by_threads_and_by_a_callers_runtime() {
-    let host = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-    for runtime in [Runtime::Own { threads: 2 }, Runtime::Handle(host.handle().clone())] {
-        let directory = TempDir::new().unwrap();
-        let store = open_store(&format!("file://{}", directory.path().display())).unwrap();
-        let driver = Driver::start(store, runtime).unwrap();
-        let uploads: Vec<_> = (0..8)
-            .map(|number| {
-                let mut upload = driver.upload(&format!("f/{number}"));
-                for _ in 0..3 {
-                    upload.put(vec![Bytes::from(vec![number; 100_000])], |outcome| outcome.unwrap());
-                }
-                complete(upload)
-            })
-            .collect();
-        for upload in uploads {
-            assert_eq!(upload.wait().unwrap().unwrap(), 300_000);
+fn a_sweep_keeps_what_it_is_told_to() {
+    let stores = [SimStore::new(1), SimStore::new(2)];
+    let shared: Vec<Arc<dyn Store>> =
+        stores.iter().map(|store| Arc::new(store.clone()) as Arc<dyn Store>).collect();
+    let (driver, _) = inline(shared, small_parts());
+    for store in &stores {
+        for name in ["g/1", "g/1.00002.1", "g/1.w1", "g/10", "g/2"] {
+            let body = tidelog_upload::Body::new(vec![Bytes::from_static(b"x")]);
+            tidelog_upload::block_on(store.put(name, body, tidelog_upload::Lane::Primary)).unwrap();
         }
-        let (done, outcome) = answer();
-        driver.get("f/5", 299_999..300_000, done);
-        assert_eq!(outcome.wait().unwrap().unwrap(), &[5][..]);
+        tidelog_upload::block_on(store.create("g/1")).unwrap();
+        tidelog_upload::block_on(store.create("g/10")).unwrap();
+    }
+    let piece = |bucket, name: &str| tidelog_upload::multipart::Piece {
+        bucket: BucketIndex(bucket),
+        name: name.to_owned(),
+        offset: 0,
+        bytes: 1,
+    };
+    let (done, outcome) = answer();
+    driver.sweep("g/1", &[piece(0, "g/1"), piece(1, "g/1.00002.1")], done);
+    outcome.wait().unwrap().unwrap();
+    let names = |store: &SimStore| store.objects().into_keys().collect::<Vec<_>>();
+    assert_eq!(names(&stores[0]), ["g/1", "g/10", "g/2"]);
+    assert_eq!(names(&stores[1]), ["g/1.00002.1", "g/10", "g/2"]);
+    for store in &stores {
+        assert_eq!(store.open_uploads(), ["g/10"]);
     }
 }
 
-/// A store whose parts and reads never end.
-#[derive(Debug, Default)]
-struct Stuck {
-    puts: Arc<AtomicUsize>,
+#[test]
+fn a_sweep_goes_on_after_a_failure_and_tells_it() {
+    let store = SimStore::new(1);
+    let (driver, _) = inline(vec![Arc::new(store.clone())], small_parts());
+    finish(driver.upload("a", None), "x").0.wait().unwrap().unwrap();
+    for _ in 0..driver.options().request_attempts {
+        store.fail_next(Operation::ListUploads, Fault::Throttled);
+    }
+    let (done, outcome) = answer();
+    driver.sweep("a", &[], done);
+    let error = outcome.wait().unwrap().unwrap_err();
+    assert_eq!((error.operation(), error.kind()), (Operation::ListUploads, &StoreErrorKind::Throttled));
+    assert!(store.objects().is_empty());
 }
 
-impl Stuck {
-    fn wait_for_puts(&self, count: usize) {
-        while self.puts.load(Ordering::Acquire) < count {
-            thread::yield_now();
-        }
-    }
-}
-
-struct StuckSink(Arc<AtomicUsize>);
-
-impl ObjectSink for StuckSink {
-    fn put(&mut self, _part: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.0.fetch_add(1, Ordering::Release);
-        Box::pin(pending())
-    }
-
-    fn complete(self: Box<Self>) -> BoxFuture<'static, Result<u64, StoreError>> {
-        Box::pin(pending())
-    }
-
-    fn abort(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
-        Box::pin(pending())
-    }
-}
-
-impl Store for Stuck {
-    fn begin<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Result<Box<dyn ObjectSink>, StoreError>> {
-        let sink: Box<dyn ObjectSink> = Box::new(StuckSink(Arc::clone(&self.puts)));
-        Box::pin(async move { Ok(sink) })
-    }
-
-    fn get<'a>(&'a self, _name: &'a str, _range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        Box::pin(pending())
-    }
-
-    fn size<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Result<u64, StoreError>> {
-        Box::pin(pending())
-    }
-
-    fn delete<'a>(&'a self, _name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(pending())
-    }
-
-    fn list<'a>(&'a self, _prefix: &'a str) -> BoxFuture<'a, Result<Vec<(String, u64)>, StoreError>> {
-        Box::pin(pending())
-    }
-
-    fn url(&self) -> &str {
-        "stuck://"
-    }
+#[test]
+fn panicking_callbacks_keep_nobody_from_being_answered() {
+    each_driver(|driver, _| {
+        let mut upload = driver.upload("a", None);
+        upload.put(vec!["1234".into()], |_| panic!("in a put's callback"));
+        let second = put(&mut upload, "5678");
+        let (settled, leftovers) = answer();
+        upload.finish(vec!["9".into()], |_| panic!("in the object's callback"), settled);
+        second.wait().unwrap().unwrap();
+        assert!(!leftovers.wait().unwrap());
+        assert_eq!(driver.stats().objects, 1);
+    });
 }
