@@ -1,75 +1,19 @@
 //! The driver's promises: one outcome per call, bytes in their place, a drop aborts, a shutdown waits for nothing and
 //! leaves no caller without an answer.
 
+mod common;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tidelog_upload::bucket::BucketIndex;
-use tidelog_upload::multipart::Placement;
+use tidelog_upload::multipart::Piece;
 use tidelog_upload::sim::{Fault, SimStore};
 use tidelog_upload::{
-    Driver, DriverError, HedgeOptions, ObjectUpload, Operation, Pending, Runtime, Store, StoreError,
-    StoreErrorKind, UploadOptions, channel,
+    Body, Driver, DriverError, Lane, Operation, Runtime, Store, StoreErrorKind, UploadOptions, block_on,
 };
 
-type Outcome<T> = Pending<Result<T, StoreError>>;
-
-const HOME: BucketIndex = BucketIndex(0);
-
-/// A callback and what it will have heard.
-fn answer<T: Send + 'static>() -> (impl FnOnce(T) + Send + 'static, Pending<T>) {
-    let (resolver, pending) = channel();
-    (move |outcome| resolver.resolve(outcome), pending)
-}
-
-fn put(upload: &mut ObjectUpload, bytes: &'static str) -> Outcome<()> {
-    let (done, outcome) = answer();
-    upload.put(vec![bytes.into()], done);
-    outcome
-}
-
-/// What an object came to, and whether something may be left of it.
-fn finish(upload: ObjectUpload, last: &'static str) -> (Outcome<Placement>, Pending<bool>) {
-    let (done, placement) = answer();
-    let (settled, leftovers) = answer();
-    upload.finish(vec![last.into()], done, settled);
-    (placement, leftovers)
-}
-
-/// Options under which a few bytes are an object of several parts.
-fn small_parts() -> UploadOptions {
-    let mut options = UploadOptions::default();
-    options.hedging = HedgeOptions::off();
-    options.put_bytes_max = 4;
-    options.part_bytes = 4;
-    options.hedging.backoff_start = Duration::from_millis(1);
-    options
-}
-
-/// A clock that is moved by hand.
-#[derive(Clone)]
-struct Time {
-    start: Instant,
-    passed_ms: Arc<AtomicU64>,
-}
-
-impl Time {
-    fn new() -> Time {
-        Time { start: Instant::now(), passed_ms: Arc::default() }
-    }
-
-    fn now(&self) -> Instant {
-        self.start + Duration::from_millis(self.passed_ms.load(Ordering::Relaxed))
-    }
-}
-
-fn inline(stores: Vec<Arc<dyn Store>>, options: UploadOptions) -> (Driver, Time) {
-    let time = Time::new();
-    let reading = time.clone();
-    (Driver::inline(stores, options, Arc::new(move || reading.now())).unwrap(), time)
-}
+use common::{HOME, answer, finish, inline, placed, put, small_parts};
 
 /// A driver without threads and one with, over the same kind of store.
 fn each_driver(test: impl Fn(&Driver, &SimStore)) {
@@ -84,17 +28,6 @@ fn each_driver(test: impl Fn(&Driver, &SimStore)) {
         println!("{}", if is_inline { "inline" } else { "own runtime" });
         test(&driver, &store);
     }
-}
-
-/// The bytes of a placement.
-fn placed(stores: &[SimStore], placement: &Placement) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for piece in &placement.pieces {
-        let object = &stores[piece.bucket.0].objects()[&piece.name];
-        bytes.extend_from_slice(&object[piece.offset as usize..(piece.offset + piece.bytes) as usize]);
-    }
-    assert_eq!(bytes.len() as u64, placement.bytes);
-    bytes
 }
 
 #[test]
@@ -212,13 +145,13 @@ fn a_sweep_keeps_what_it_is_told_to() {
     let (driver, _) = inline(shared, small_parts());
     for store in &stores {
         for name in ["g/1", "g/1.00002.1", "g/1.w1", "g/10", "g/2"] {
-            let body = tidelog_upload::Body::new(vec![Bytes::from_static(b"x")]);
-            tidelog_upload::block_on(store.put(name, body, tidelog_upload::Lane::Primary)).unwrap();
+            let body = Body::new(vec![Bytes::from_static(b"x")]);
+            block_on(store.put(name, body, Lane::Primary)).unwrap();
         }
-        tidelog_upload::block_on(store.create("g/1")).unwrap();
-        tidelog_upload::block_on(store.create("g/10")).unwrap();
+        block_on(store.create("g/1")).unwrap();
+        block_on(store.create("g/10")).unwrap();
     }
-    let piece = |bucket, name: &str| tidelog_upload::multipart::Piece {
+    let piece = |bucket, name: &str| Piece {
         bucket: BucketIndex(bucket),
         name: name.to_owned(),
         offset: 0,

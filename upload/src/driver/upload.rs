@@ -8,27 +8,31 @@
 //! 3. Events reach the machine in the order in which they came into the inbox; actions are carried out in the machine's.
 #![forbid(unsafe_code)]
 
+mod call;
+mod held;
+mod inbox;
+
 use std::collections::{HashMap, VecDeque};
-use std::future::Future;
 use std::mem;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tracing::Instrument;
 
+use self::call::{body_of, call, chunks_of, operation_of};
+use self::held::{Charge, Chunk};
+pub(super) use self::inbox::Inbox;
+use self::inbox::{Input, Waiting, Wake};
 use super::answer::Answer;
 use super::attempt::Cancel;
-use super::timers::Sleep;
 use super::{Core, What};
 use crate::bucket::BucketIndex;
 use crate::chunk::Chunker;
 use crate::metrics;
-use crate::multipart::{self, Action, AttemptId, Event, ObjectMachine, Placement, Request};
-use crate::store::{Body, BoxFuture, Lane, Operation, Store, StoreError, StoreErrorKind, UploadRef};
+use crate::multipart::{Action, AttemptId, Event, ObjectMachine, Placement, Request};
+use crate::store::{Body, Lane, Operation, StoreError, StoreErrorKind};
 
 /// An object being written, see [`Driver::upload`](super::Driver::upload). Dropping it aborts the upload.
 #[derive(Debug)]
@@ -129,117 +133,6 @@ pub(super) fn start(core: &Arc<Core>, name: &str, deadline: Option<Instant>) -> 
     };
     core.executor.spawn(object.run().instrument(span));
     ObjectUpload { core: Arc::clone(core), inbox, name: name.to_owned(), ended: false }
-}
-
-/// What the task of an object is told.
-enum Input {
-    Put(Vec<Bytes>, Arc<Charge>),
-    Finish {
-        last: Vec<Bytes>,
-        charge: Arc<Charge>,
-        done: Answer<Result<Placement, StoreError>>,
-        settled: Answer<bool>,
-    },
-    Abort(Option<Answer<bool>>),
-    Step(Event),
-}
-
-/// What the task of an object has yet to hear.
-#[derive(Default)]
-pub(super) struct Inbox(Mutex<InboxState>);
-
-#[derive(Default)]
-struct InboxState {
-    inputs: VecDeque<Input>,
-    /// Whether time or connections are to be looked at.
-    tick: bool,
-    waker: Option<Waker>,
-    closed: bool,
-}
-
-impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, InboxState> {
-        // Nothing that can panic runs under this lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, input: Input) {
-        self.change(|state| state.inputs.push_back(input));
-    }
-
-    /// Says that connections have become free.
-    fn tick(&self) {
-        self.change(|state| state.tick = true);
-    }
-
-    fn change(&self, change: impl FnOnce(&mut InboxState)) {
-        let mut state = self.lock();
-        if state.closed {
-            // What `change` owns is dropped after the lock.
-            drop(state);
-            return;
-        }
-        change(&mut state);
-        let waker = state.waker.take();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn pop(&self) -> Option<Input> {
-        let mut state = self.lock();
-        if mem::take(&mut state.tick) {
-            return Some(Input::Step(Event::Tick));
-        }
-        state.inputs.pop_front()
-    }
-
-    fn close(&self) {
-        let mut state = self.lock();
-        state.closed = true;
-        let unheard = mem::take(&mut state.inputs);
-        let waker = state.waker.take();
-        drop(state);
-        // Foreign code: the drops answer.
-        drop(unheard);
-        drop(waker);
-    }
-}
-
-impl std::fmt::Debug for Inbox {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inbox").field("inputs", &self.lock().inputs.len()).finish_non_exhaustive()
-    }
-}
-
-/// Until there is an input, or until the time, if any.
-struct Waiting<'a> {
-    inbox: &'a Inbox,
-    sleep: Option<Sleep>,
-}
-
-impl Future for Waiting<'_> {
-    type Output = Wake;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Wake> {
-        let mut state = self.inbox.lock();
-        if state.tick || !state.inputs.is_empty() {
-            return Poll::Ready(Wake::Input);
-        }
-        let replaced = state.waker.replace(context.waker().clone());
-        drop(state);
-        drop(replaced);
-        match &mut self.sleep {
-            Some(sleep) => Pin::new(sleep).poll(context).map(|()| Wake::Time),
-            None => Poll::Pending,
-        }
-    }
-}
-
-enum Wake {
-    Input,
-    Time,
 }
 
 /// The task of an object.
@@ -536,122 +429,4 @@ impl Drop for Object {
             running.cancel.cancel();
         }
     }
-}
-
-/// Bytes of the object that are sent together.
-struct Chunk {
-    body: Body,
-    /// The puts that they came from, and how many bytes of each.
-    shares: Vec<(Arc<Charge>, u64)>,
-}
-
-impl Chunk {
-    fn release(&self) {
-        for (charge, share) in &self.shares {
-            charge.released.fetch_add(*share, Relaxed);
-        }
-    }
-}
-
-/// The bytes of one put, counted until this is dropped, which answers the put.
-#[derive(Debug)]
-struct Charge {
-    core: Arc<Core>,
-    bytes: u64,
-    released: AtomicU64,
-    failure: OnceLock<StoreError>,
-    answer: Option<Answer<Result<(), StoreError>>>,
-}
-
-impl Charge {
-    fn new(
-        core: &Arc<Core>,
-        slices: &[Bytes],
-        answer: Option<Answer<Result<(), StoreError>>>,
-    ) -> Arc<Charge> {
-        let bytes = slices.iter().map(|slice| slice.len() as u64).sum();
-        core.counters.hold(bytes);
-        metrics::memory(bytes as i64);
-        Arc::new(Charge {
-            core: Arc::clone(core),
-            bytes,
-            released: AtomicU64::new(0),
-            failure: OnceLock::new(),
-            answer,
-        })
-    }
-
-    fn fail(&self, error: &StoreError) {
-        let _ = self.failure.set(error.clone());
-    }
-}
-
-impl Drop for Charge {
-    fn drop(&mut self) {
-        self.core.counters.memory.fetch_sub(self.bytes, Relaxed);
-        metrics::memory(-(self.bytes as i64));
-        let Some(answer) = self.answer.take() else { return };
-        match self.failure.take() {
-            Some(error) => answer.give(Err(error)),
-            None if *self.released.get_mut() == self.bytes => answer.give(Ok(())),
-            // Cut off by the shutdown, which the answer says by its own drop.
-            None => {}
-        }
-    }
-}
-
-fn chunks_of(request: &Request) -> std::ops::Range<u32> {
-    match request {
-        Request::Put { chunks } => chunks.clone(),
-        Request::Part { chunk, .. } => *chunk..chunk.saturating_add(1),
-        _ => 0..0,
-    }
-}
-
-fn operation_of(request: &Request) -> Operation {
-    match request {
-        Request::Put { .. } => Operation::Put,
-        Request::Create => Operation::Create,
-        Request::Part { .. } => Operation::PutPart,
-        Request::Complete { .. } => Operation::Complete,
-        Request::ListParts { .. } => Operation::ListParts,
-        Request::Abort { .. } => Operation::Abort,
-        Request::Head => Operation::Head,
-        Request::Delete => Operation::Delete,
-    }
-}
-
-fn body_of(chunks: &[Arc<Chunk>]) -> Body {
-    match chunks {
-        [chunk] => chunk.body.clone(),
-        _ => Body::new(chunks.iter().flat_map(|chunk| chunk.body.slices()).cloned().collect()),
-    }
-}
-
-/// The request as a call of the store.
-fn call(
-    store: Arc<dyn Store>,
-    name: String,
-    request: Request,
-    body: Body,
-    lane: Lane,
-) -> BoxFuture<'static, Result<multipart::Answer, StoreError>> {
-    use multipart::Answer;
-    Box::pin(async move {
-        let reference = |id| UploadRef { name: &name, id };
-        match &request {
-            Request::Put { .. } => store.put(&name, body, lane).await.map(Answer::Tag),
-            Request::Create => store.create(&name).await.map(Answer::Created),
-            Request::Part { upload, number, .. } => {
-                store.put_part(reference(upload), *number, body, lane).await.map(Answer::Tag)
-            }
-            Request::Complete { upload, parts } => {
-                store.complete(reference(upload), parts).await.map(Answer::Tag)
-            }
-            Request::ListParts { upload } => store.list_parts(reference(upload)).await.map(Answer::Parts),
-            Request::Abort { upload } => store.abort(reference(upload)).await.map(|()| Answer::Done),
-            Request::Head => store.head(&name).await.map(Answer::Object),
-            Request::Delete => store.delete(&name).await.map(|()| Answer::Done),
-        }
-    })
 }
