@@ -15,6 +15,8 @@ mod object;
 mod open;
 pub mod options;
 mod pending;
+#[cfg(feature = "s3")]
+mod s3;
 pub mod sim;
 pub mod store;
 

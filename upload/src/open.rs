@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use crate::object;
+#[cfg(feature = "s3")]
+use crate::s3;
 use crate::store::{Operation, Store, StoreError, StoreErrorKind};
 
 /// The schemes that [`open_store`] knows in this build, for people.
@@ -30,6 +32,8 @@ pub fn open_store(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     match url.split_once("://") {
         #[cfg(feature = "local")]
         Some(("file", _)) => object::open_directory(url),
+        #[cfg(feature = "s3")]
+        Some(("s3", _)) => s3::open(url),
         Some(("memory", name)) => object::open_memory(url, name),
         other => {
             let scheme = other.map_or(url, |(scheme, _)| scheme).to_owned();
