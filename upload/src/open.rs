@@ -8,8 +8,9 @@ use crate::object;
 use crate::s3;
 use crate::store::{Operation, Store, StoreError, StoreErrorKind};
 
-/// The schemes that [`open_store`] knows in this build, for people.
-pub const SUPPORTED_SCHEMES: &str = "file:///absolute/directory, memory://, memory://name";
+/// The schemes that [`open_store`] knows, for people. All but `memory` are features of this crate.
+pub const SUPPORTED_SCHEMES: &str = "s3://bucket/prefix, file:///absolute/directory, memory://, memory://name, \
+                                     gs://bucket/prefix, az://container/prefix, hdfs://host:port/prefix";
 
 /// Opens the bucket that a URL names.
 ///

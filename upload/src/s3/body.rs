@@ -12,8 +12,7 @@ use aws_sdk_s3::config::interceptors::BeforeTransmitInterceptorContextMut;
 use aws_sdk_s3::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_s3::error::BoxError;
 use aws_sdk_s3::primitives::{ByteStream, SdkBody};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD as BASE64;
+use aws_smithy_types::base64;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use md5::{Digest, Md5};
@@ -110,7 +109,7 @@ impl Proof {
             Checksum::Sha256 => PayloadSigningOverride::Precomputed(hex(sha256.finish().as_ref())),
             Checksum::Md5 | Checksum::None => PayloadSigningOverride::unsigned_payload(),
         };
-        let md5 = (checksum == Checksum::Md5).then(|| BASE64.encode(md5.finalize()));
+        let md5 = (checksum == Checksum::Md5).then(|| base64::encode(md5.finalize()));
         Proof { md5, payload: Payload(signed) }
     }
 }
