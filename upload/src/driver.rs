@@ -39,7 +39,7 @@ use self::upload::Inbox;
 pub use self::upload::ObjectUpload;
 use crate::bucket::{Bucket, BucketIndex};
 use crate::chunk::{ChunkSizes, ChunkSizesError};
-use crate::hedge::{Health, Policy};
+use crate::hedge::{Breaker, Health, Policy};
 use crate::metrics;
 use crate::options::UploadOptions;
 use crate::store::{BoxFuture, Lane, Operation, Store, StoreError, StoreErrorKind};
@@ -458,16 +458,17 @@ impl Core {
 
     /// After every change of the policy, with its lock released.
     fn policy_changed(&self) {
-        let (deadline, health) = {
-            let policy = self.policy();
-            (policy.deadline(), policy.health(self.timers.now()))
-        };
-        self.canaries.set(deadline);
-        for (bucket, known) in health.buckets.iter().enumerate().take(self.breakers.len()) {
-            if self.breakers[bucket].swap(known.open, Relaxed) != known.open {
-                metrics::breaker(&self.labels[bucket], known.open);
+        let now = self.timers.now();
+        let policy = self.policy();
+        let deadline = policy.deadline();
+        for (bucket, breaker) in self.breakers.iter().enumerate() {
+            let open = policy.breaker(BucketIndex(bucket), now) == Breaker::Open;
+            if breaker.swap(open, Relaxed) != open {
+                metrics::breaker(&self.labels[bucket], open);
             }
         }
+        drop(policy);
+        self.canaries.set(deadline);
     }
 
     fn uploads(&self) -> MutexGuard<'_, HashMap<u64, Arc<Inbox>>> {

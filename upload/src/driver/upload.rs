@@ -104,10 +104,7 @@ impl Drop for ObjectUpload {
 /// Starts the task of an object.
 pub(super) fn start(core: &Arc<Core>, name: &str, deadline: Option<Instant>) -> ObjectUpload {
     let inbox = Arc::new(Inbox::default());
-    let machine = {
-        let now = core.timers.now();
-        ObjectMachine::new(name.to_owned(), deadline, now, &mut core.policy())
-    };
+    let machine = ObjectMachine::new(name.to_owned(), deadline, core.timers.now());
     let number = core.random_u64();
     core.uploads().insert(number, Arc::clone(&inbox));
     let span = tracing::debug_span!("object", name);
@@ -301,7 +298,8 @@ impl Object {
                     running.cancel.cancel();
                 }
             }
-            Action::Stored { .. } => {}
+            // The client has no way to close one connection of its pool.
+            Action::Stored { .. } | Action::Retire { .. } => {}
             Action::Release { chunk } => {
                 if let Some(chunk) = self.chunks.remove(&chunk) {
                     chunk.release();

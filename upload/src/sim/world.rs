@@ -237,7 +237,7 @@ impl World {
     fn write(&mut self, node: usize) {
         let now = self.now();
         let name = format!("{node:04}/{:08}", self.checkpoints);
-        let machine = ObjectMachine::new(name, None, now, &mut self.nodes[node].policy);
+        let machine = ObjectMachine::new(name, None, now);
         let bytes = self.scenario.object_bytes;
         let options = &self.scenario.options;
         let mut chunks_bytes = Vec::new();
@@ -374,7 +374,7 @@ impl World {
                         self.failed += usize::from(outcome.is_err());
                     }
                     Action::Settled { .. } => object.settled = true,
-                    Action::Stored { .. } | Action::Release { .. } => {}
+                    Action::Stored { .. } | Action::Release { .. } | Action::Retire { .. } => {}
                 }
             }
         }

@@ -1,0 +1,4 @@
+//! The machine of one object, request by request.
+
+mod harness;
+mod random;
