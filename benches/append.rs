@@ -10,6 +10,8 @@
 //! Run by `cargo bench --bench append`; without `--bench` or with `--smoke` it only shows that it works.
 #![forbid(unsafe_code)]
 
+#[path = "common/bare.rs"]
+mod bare;
 mod common;
 
 use std::hint::{black_box, spin_loop};
@@ -17,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::bare::{BareWriter, Spent};
+use bare::{BareWriter, Spent};
 use common::{Bench, Limit, ScratchDir, Table, interleave, median, ratio};
 use tidelog::record::{FrameKind, Header, frame_len};
 use tidelog::{

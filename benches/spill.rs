@@ -11,13 +11,15 @@
 //! Run by `cargo bench --bench spill`; without `--bench` or with `--smoke` it only shows that it works.
 #![forbid(unsafe_code)]
 
+#[path = "common/bare.rs"]
+mod bare;
 mod common;
 
 use std::path::Path;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use common::bare::{BareWriter, Spent};
+use bare::{BareWriter, Spent};
 use common::{Bench, Limit, ScratchDir, Table, cpu_time, interleave, median, ratio};
 use tidelog::{Changelog, Durability, EngineChoice, KeyGroup, KeyGroupRange, Options};
 

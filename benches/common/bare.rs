@@ -9,7 +9,7 @@ use tidelog_io::directory::RealFiles;
 use tidelog_io::disk::{Completion, Disk, Durability, FileSlot, Files, Write};
 use tidelog_io::engine::{EngineChoice, open_best};
 
-use super::cpu_time;
+use crate::common::cpu_time;
 
 /// Bytes of a write, as of the project's blocks.
 pub const BLOCK_BYTES: usize = 256 << 10;

@@ -4,8 +4,6 @@
 //! quiet says nothing about the program, so the report says whether its figures are valid instead.
 #![allow(dead_code, reason = "each bench compiles this module and uses a part of it")]
 
-pub mod bare;
-
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -105,6 +103,11 @@ impl Bench {
             eprintln!("{}: {option} takes a number, not {value:?}", self.name);
             std::process::exit(2);
         })
+    }
+
+    /// The text after an option.
+    pub fn text(&self, option: &str) -> Option<String> {
+        self.value(option).map(str::to_owned)
     }
 
     fn value(&self, option: &str) -> Option<&str> {

@@ -215,8 +215,8 @@ struct SentBody {
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     front_end: u32,
-    /// What the rate of its last request was divided by; 1 unless it was slow.
-    slow: f64,
+    /// What the rate of its last request was divided by: 1 unless that was slow; `None` without a last one.
+    slow: Option<f64>,
     idle_since_ns: u64,
 }
 
@@ -283,7 +283,7 @@ impl Network {
             None => {
                 idle.clear();
                 let front_end = (self.random.unit() * f64::from(self.model.front_ends)) as u32;
-                let connection = Connection { front_end, slow: 1.0, idle_since_ns: 0 };
+                let connection = Connection { front_end, slow: None, idle_since_ns: 0 };
                 (connection, nanoseconds(self.random.lognormal(self.model.connect_s)))
             }
         };
@@ -413,7 +413,7 @@ impl Network {
                 let rate = self.random.lognormal(self.model.rate_bytes_per_second);
                 let capacity = rate / slow / slower(&sick, &connection);
                 if let Some((_, connection)) = &mut self.calls[slot as usize].call {
-                    connection.slow = slow;
+                    connection.slow = Some(slow);
                 }
                 self.update(call.node);
                 let remaining_bytes = call.bytes as f64;
@@ -424,18 +424,15 @@ impl Network {
     }
 
     /// What the rate of the next request is divided by, given the last one's.
-    fn slowness(&mut self, last: f64) -> f64 {
-        if last > 1.0 && self.random.unit() < self.model.slow_stays {
-            return last;
-        }
-        // So that with those that stay, the share is as stated.
-        let begins = self.model.slow_share * (1.0 - self.model.slow_stays)
-            / (1.0 - self.model.slow_share * self.model.slow_stays);
-        if self.random.unit() >= begins {
-            return 1.0;
-        }
-        let (low, high) = self.model.slow_divisor;
-        low * (high / low).powf(self.random.unit())
+    fn slowness(&mut self, last: Option<f64>) -> f64 {
+        let Model { slow_share, slow_stays, slow_divisor: (low, high), .. } = self.model;
+        let begins = match last {
+            None => slow_share,
+            Some(last) if last > 1.0 && self.random.unit() < slow_stays => return last,
+            // So that with those that stay, the share is as stated.
+            Some(_) => slow_share * (1.0 - slow_stays) / (1.0 - slow_share * slow_stays),
+        };
+        if self.random.unit() < begins { low * (high / low).powf(self.random.unit()) } else { 1.0 }
     }
 
     fn hiccup_s(&mut self) -> f64 {

@@ -69,6 +69,22 @@ pub struct Sent {
     pub canaries: u64,
 }
 
+impl Sent {
+    /// What was sent after `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Sent) -> Sent {
+        Sent {
+            bodies: self.bodies - earlier.bodies,
+            bodies_needed: self.bodies_needed - earlier.bodies_needed,
+            bytes: self.bytes - earlier.bytes,
+            bytes_needed: self.bytes_needed - earlier.bytes_needed,
+            controls: self.controls - earlier.controls,
+            refused: self.refused - earlier.refused,
+            canaries: self.canaries - earlier.canaries,
+        }
+    }
+}
+
 /// The nodes and their network.
 #[derive(Debug)]
 pub struct World {
