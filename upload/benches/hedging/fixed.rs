@@ -17,6 +17,8 @@ use tidelog_upload::store::Lane;
 #[derive(Clone, Copy)]
 pub struct Attempts {
     pub timeout: Duration,
+    /// When a request is given up.
+    pub stall_timeout: Duration,
     pub max: u32,
     pub pause_after_refusal: Duration,
 }
@@ -24,14 +26,20 @@ pub struct Attempts {
 impl Attempts {
     pub fn unlimited() -> Attempts {
         Attempts {
-            timeout: Duration::from_secs(600),
+            timeout: Duration::MAX,
+            stall_timeout: Duration::from_secs(10),
             max: u32::MAX,
             pause_after_refusal: Duration::from_millis(100),
         }
     }
 
     pub fn flink() -> Attempts {
-        Attempts { timeout: Duration::from_secs(1), max: 3, pause_after_refusal: Duration::from_millis(500) }
+        Attempts {
+            timeout: Duration::from_secs(1), // An attempt is not cancelled when the next one begins.
+            stall_timeout: Duration::from_secs(600),
+            max: 3,
+            pause_after_refusal: Duration::from_millis(500),
+        }
     }
 }
 
@@ -202,11 +210,10 @@ impl FixedWorld {
             lane: Lane::Primary,
             work,
             bytes,
-            // An attempt is not cancelled when the next one begins.
-            timeout: Duration::from_secs(600),
+            timeout: self.attempts.stall_timeout,
             owner,
         });
-        if self.attempts.max < u32::MAX {
+        if self.attempts.timeout < self.attempts.stall_timeout {
             self.network.alarm(self.network.now() + self.attempts.timeout, owner);
         }
     }
@@ -250,6 +257,7 @@ impl FixedWorld {
                 let at = self.network.now() + self.attempts.pause_after_refusal;
                 self.network.alarm(at, owned);
             }
+            Some(Ending::TimedOut) if attempt == held.attempts & 0x7f => self.attempt(index, step),
             Some(Ending::TimedOut) => {}
             // Only the newest attempt is waited for.
             None if attempt == held.attempts & 0x7f => {
