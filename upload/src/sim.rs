@@ -7,6 +7,8 @@
 
 pub mod network;
 mod state;
+#[cfg(test)]
+mod tests;
 pub mod world;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
