@@ -21,9 +21,10 @@ mod upload;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ::metrics::SharedString;
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -39,7 +40,7 @@ use self::upload::Inbox;
 pub use self::upload::ObjectUpload;
 use crate::bucket::{Bucket, BucketIndex};
 use crate::chunk::{ChunkSizes, ChunkSizesError};
-use crate::hedge::{Breaker, Health, Policy};
+use crate::hedge::{Breaker, Health, Policy, PolicyStats};
 use crate::metrics;
 use crate::options::UploadOptions;
 use crate::store::{BoxFuture, Lane, Operation, Store, StoreError, StoreErrorKind};
@@ -89,8 +90,10 @@ pub struct DriverStats {
     pub failures: u64,
     /// Requests given up because another one won.
     pub cancelled: u64,
-    /// Requests on [`Lane::Hedge`] that were started.
+    /// Races begun against late requests.
     pub hedges: u64,
+    /// Races that were first.
+    pub hedges_won: u64,
     /// Requests asked again by the driver itself.
     pub retries: u64,
     /// Bytes in objects and parts that a store has taken.
@@ -205,7 +208,7 @@ impl Driver {
         &self.core.stores
     }
 
-    /// The options.
+    /// The options, with sizes made to fit the budget.
     #[must_use]
     pub fn options(&self) -> &UploadOptions {
         &self.core.options
@@ -221,11 +224,13 @@ impl Driver {
     #[must_use]
     pub fn stats(&self) -> DriverStats {
         let counters = &self.core.counters;
+        let races = self.core.policy().stats();
         DriverStats {
             requests: counters.requests.load(Relaxed),
             failures: counters.failures.load(Relaxed),
             cancelled: counters.cancelled.load(Relaxed),
-            hedges: counters.hedges.load(Relaxed),
+            hedges: races.hedges,
+            hedges_won: races.hedges_won,
             retries: counters.retries.load(Relaxed),
             bytes_put: counters.bytes_put.load(Relaxed),
             bytes_got: counters.bytes_got.load(Relaxed),
@@ -288,6 +293,7 @@ impl Prepared {
         if stores.is_empty() {
             return Err(DriverError::NoBucket);
         }
+        let options = within_budget(options);
         let sizes = ChunkSizes::new(&options, stores.iter().map(|store| store.capabilities()))?;
         let buckets = stores
             .iter()
@@ -299,7 +305,7 @@ impl Prepared {
 
     fn core(self, executor: Executor, timers: Arc<Timers>) -> Arc<Core> {
         metrics::describe();
-        let breakers = self.stores.iter().map(|_| AtomicBool::new(false)).collect();
+        let told = Told { stats: PolicyStats::default(), open: vec![false; self.stores.len()] };
         let core = Arc::new(Core {
             labels: self.stores.iter().map(|store| metrics::bucket_label(store.url())).collect(),
             observed: Observed::new(self.stores.len()),
@@ -313,11 +319,21 @@ impl Prepared {
             counters: Counters::default(),
             uploads: Mutex::default(),
             canaries: canary::Alarm::default(),
-            breakers,
+            told: Mutex::new(told),
         });
         canary::start(&core);
         core
     }
+}
+
+/// A caller that puts no more than the budget must always get some of it back before the object ends: what is held back
+/// for a single PUT, what is kept until the commit, and a part or two have room in it together.
+fn within_budget(mut options: UploadOptions) -> UploadOptions {
+    let budget = options.budget_bytes;
+    options.put_bytes_max = options.put_bytes_max.min(budget / 8);
+    options.part_bytes = options.part_bytes.min(budget / 8);
+    options.retain_bytes_max = options.retain_bytes_max.min(budget / 2);
+    options
 }
 
 /// What a driver shares with its tasks.
@@ -337,8 +353,15 @@ struct Core {
     /// The uploads under way, by a number of their own.
     uploads: Mutex<HashMap<u64, Arc<Inbox>>>,
     canaries: canary::Alarm,
-    /// By bucket: whether it was open when it was last looked at.
-    breakers: Vec<AtomicBool>,
+    told: Mutex<Told>,
+}
+
+/// What metrics have said of the policy.
+#[derive(Debug)]
+struct Told {
+    stats: PolicyStats,
+    /// By bucket, whether its breaker is open.
+    open: Vec<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -346,7 +369,6 @@ struct Counters {
     requests: AtomicU64,
     failures: AtomicU64,
     cancelled: AtomicU64,
-    hedges: AtomicU64,
     retries: AtomicU64,
     bytes_put: AtomicU64,
     bytes_got: AtomicU64,
@@ -407,7 +429,7 @@ impl Core {
         &self,
         what: What<'_>,
         lane: Lane,
-        timeout: std::time::Duration,
+        timeout: Duration,
         cancel: Cancel,
         future: BoxFuture<'static, Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
@@ -456,19 +478,32 @@ impl Core {
         self.policy.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// After every change of the policy, with its lock released.
+    /// After every change of the policy, with its lock released: tells what is to be known of it.
     fn policy_changed(&self) {
         let now = self.timers.now();
-        let policy = self.policy();
-        let deadline = policy.deadline();
-        for (bucket, breaker) in self.breakers.iter().enumerate() {
-            let open = policy.breaker(BucketIndex(bucket), now) == Breaker::Open;
-            if breaker.swap(open, Relaxed) != open {
-                metrics::breaker(&self.labels[bucket], open);
+        let (deadline, stats, open) = {
+            let policy = self.policy();
+            let open: Vec<_> = (0..self.stores.len())
+                .map(|bucket| policy.breaker(BucketIndex(bucket), now) == Breaker::Open)
+                .collect();
+            (policy.deadline(), policy.stats(), open)
+        };
+        self.canaries.set(deadline);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = mem::replace(&mut *told, Told { stats, open });
+        for (event, before, now) in [
+            ("issued", before.stats.hedges, stats.hedges),
+            ("won", before.stats.hedges_won, stats.hedges_won),
+            ("denied", before.stats.hedges_denied, stats.hedges_denied),
+        ] {
+            // Another thread may have told of more already.
+            metrics::hedges(event, now.saturating_sub(before));
+        }
+        for ((label, before), now) in self.labels.iter().zip(before.open).zip(&told.open) {
+            if before != *now {
+                metrics::breaker(label, *now);
             }
         }
-        drop(policy);
-        self.canaries.set(deadline);
     }
 
     fn uploads(&self) -> MutexGuard<'_, HashMap<u64, Arc<Inbox>>> {

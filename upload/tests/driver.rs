@@ -196,3 +196,32 @@ fn panicking_callbacks_keep_nobody_from_being_answered() {
         assert_eq!(driver.stats().objects, 1);
     });
 }
+
+#[cfg(feature = "local")]
+#[test]
+fn local_files_by_threads_of_its_own_and_by_a_callers_runtime() {
+    let host = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    for runtime in [Runtime::Own { threads: 2 }, Runtime::Handle(host.handle().clone())] {
+        let directory = tempfile::TempDir::new().unwrap();
+        let store = tidelog_upload::open_store(&format!("file://{}", directory.path().display())).unwrap();
+        let mut options = small_parts();
+        options.put_bytes_max = 100_000;
+        options.part_bytes = 100_000;
+        let driver = Driver::start(vec![store], runtime, options).unwrap();
+        let uploads: Vec<_> = (0..8)
+            .map(|number| {
+                let mut upload = driver.upload(&format!("f/{number}"), None);
+                for _ in 0..3 {
+                    upload.put(vec![Bytes::from(vec![number; 100_000])], |outcome| outcome.unwrap());
+                }
+                finish(upload, "end").0
+            })
+            .collect();
+        for placement in uploads {
+            assert_eq!(placement.wait().unwrap().unwrap().bytes, 300_003);
+        }
+        let (done, outcome) = answer();
+        driver.get(HOME, "f/5", 299_999..300_003, done);
+        assert_eq!(outcome.wait().unwrap().unwrap(), &b"\x05end"[..]);
+    }
+}

@@ -30,7 +30,6 @@ use super::attempt::Cancel;
 use super::{Core, What};
 use crate::bucket::BucketIndex;
 use crate::chunk::Chunker;
-use crate::metrics;
 use crate::multipart::{Action, AttemptId, Event, ObjectMachine, Placement, Request};
 use crate::store::{Body, Lane, Operation, StoreError, StoreErrorKind};
 
@@ -104,7 +103,10 @@ impl Drop for ObjectUpload {
 /// Starts the task of an object.
 pub(super) fn start(core: &Arc<Core>, name: &str, deadline: Option<Instant>) -> ObjectUpload {
     let inbox = Arc::new(Inbox::default());
-    let machine = ObjectMachine::new(name.to_owned(), deadline, core.timers.now());
+    let machine = {
+        let now = core.timers.now();
+        ObjectMachine::new(name.to_owned(), deadline, now)
+    };
     let number = core.random_u64();
     core.uploads().insert(number, Arc::clone(&inbox));
     let span = tracing::debug_span!("object", name);
@@ -149,7 +151,8 @@ struct Object {
     /// The chunks not released.
     chunks: HashMap<u32, Arc<Chunk>>,
     chunks_cut: u32,
-    requests: HashMap<AttemptId, Running>,
+    /// Those under way.
+    requests: HashMap<AttemptId, Cancel>,
     /// What ended the object on this side of the machine.
     failure: Option<StoreError>,
     outcome: Option<Result<Placement, StoreError>>,
@@ -158,12 +161,6 @@ struct Object {
     settled: Option<Answer<bool>>,
     /// Whether the caller is gone: it has finished or aborted the object.
     orphaned: bool,
-}
-
-/// A request under way.
-struct Running {
-    cancel: Cancel,
-    lane: Lane,
 }
 
 impl Object {
@@ -208,20 +205,10 @@ impl Object {
                 self.tell();
             }
             Input::Step(event) => {
-                let ended = match &event {
-                    Event::Ended { attempt, outcome } => {
-                        let running = self.requests.remove(attempt);
-                        if outcome.is_ok() && running.is_some_and(|running| running.lane == Lane::Hedge) {
-                            metrics::hedges("won", 1);
-                        }
-                        true
-                    }
-                    _ => false,
-                };
-                self.step(event);
-                if ended {
-                    self.tick_others();
+                if let Event::Ended { attempt, .. } = &event {
+                    self.requests.remove(attempt);
                 }
+                self.step(event);
             }
         }
     }
@@ -280,8 +267,15 @@ impl Object {
     fn step(&mut self, event: Event) {
         let mut actions = mem::take(&mut self.actions);
         let now = self.core.timers.now();
-        self.machine.step(event, now, &mut self.core.policy(), &mut actions);
+        let connections_freed = {
+            let mut policy = self.core.policy();
+            self.machine.step(event, now, &mut policy, &mut actions);
+            policy.connections_freed()
+        };
         self.core.policy_changed();
+        if connections_freed {
+            self.tick_others();
+        }
         for action in actions.drain(..) {
             self.act(action);
         }
@@ -294,11 +288,11 @@ impl Object {
                 self.start(attempt, bucket, name, request, lane, timeout);
             }
             Action::Cancel { attempt } => {
-                if let Some(running) = self.requests.get(&attempt) {
-                    running.cancel.cancel();
+                if let Some(cancel) = self.requests.get(&attempt) {
+                    cancel.cancel();
                 }
             }
-            // The client has no way to close one connection of its pool.
+            // Stores keep their connections to themselves: one that is slow is closed only when it is cancelled.
             Action::Stored { .. } | Action::Retire { .. } => {}
             Action::Release { chunk } => {
                 if let Some(chunk) = self.chunks.remove(&chunk) {
@@ -366,11 +360,7 @@ impl Object {
         let core = Arc::clone(&self.core);
         let inbox = Arc::clone(&self.inbox);
         let cancel = Cancel::default();
-        self.requests.insert(attempt, Running { cancel: cancel.clone(), lane });
-        if lane == Lane::Hedge {
-            core.counters.hedges.fetch_add(1, Relaxed);
-            metrics::hedges("issued", 1);
-        }
+        self.requests.insert(attempt, cancel.clone());
         let held: Option<Vec<Arc<Chunk>>> =
             chunks_of(&request).map(|chunk| self.chunks.get(&chunk).map(Arc::clone)).collect();
         let operation = operation_of(&request);
@@ -423,8 +413,8 @@ impl Drop for Object {
     fn drop(&mut self) {
         self.core.uploads().remove(&self.number);
         self.inbox.close();
-        for running in self.requests.values() {
-            running.cancel.cancel();
+        for cancel in self.requests.values() {
+            cancel.cancel();
         }
     }
 }
