@@ -31,7 +31,7 @@ use crate::manifest::{ManifestRecord, ManifestState};
 use crate::options::{Options, UploadRuntime};
 use crate::queue::{Queue, Source};
 use crate::recovered::RecoveredLog;
-use crate::recovery::{Recovered, recover};
+use crate::recovery::{Recovered, has_manifest, recover};
 use crate::retention::{Retention, SegmentUse};
 use crate::spill::{Spiller, SpillerParts};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
@@ -461,14 +461,7 @@ impl OpenSite {
         random: &mut Random,
     ) -> Result<OpenSite, OpenError> {
         let at = |action: &str| format!("{action} in {}", path.display());
-        let exists = Manifest::exists(&*files).map_err(|source| io(at("looking for a manifest"), source))?;
-        let mut names = files.list().map_err(|source| io(at("listing files"), source))?.into_iter();
-        if let (false, Some((segment, _))) =
-            (exists, names.find(|(name, _)| parse_segment_name(name).is_some()))
-        {
-            return Err(OpenError::ManifestMissing { directory: path, segment });
-        }
-        let (manifest, records) = if exists {
+        let (manifest, records) = if has_manifest(&path, &*files)? {
             Manifest::open(Arc::clone(&files))
                 .map_err(|source| OpenError::Manifest { directory: path.clone(), source })?
         } else {

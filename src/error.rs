@@ -55,6 +55,17 @@ pub enum OpenError {
         /// The name of the segment file.
         segment: String,
     },
+    /// A segment that the manifest names is not there.
+    #[error(
+        "{segment} is missing in {directory}, whose manifest says that it holds changes: put it back, or restore the logs \
+         from their last checkpoint and move the directory aside"
+    )]
+    SegmentMissing {
+        /// The local directory.
+        directory: PathBuf,
+        /// The name of the segment file.
+        segment: String,
+    },
     /// A record of the manifest makes no sense, or is newer.
     #[error("the manifest in {directory} cannot be replayed: {source}")]
     Record {

@@ -112,6 +112,24 @@ fn every_damage_of_a_sealed_segment_is_found() {
 }
 
 #[test]
+fn missing_files_are_damage_and_the_rest_is_looked_at() {
+    let (home, handles) = home();
+    let local = home.text("local");
+    let segment = home.path("local").join("segment-00000001");
+    let bytes = std::fs::read(&segment).unwrap();
+    std::fs::remove_file(&segment).unwrap();
+    for command in ["verify", "inspect"] {
+        let output = tidelog_with(&[command, &local, &handles]);
+        fails(&output, 3, &["segment-00000001", "missing", "there is no such file", "put it back", &handles]);
+    }
+    let object = home.only_file("bucket").file_name().unwrap().to_str().unwrap().to_owned();
+    fails(&tidelog_with(&["verify", &local]), 3, &[&object, "intact"]);
+    std::fs::write(&segment, bytes).unwrap();
+    std::fs::remove_file(home.path("local").join("MANIFEST")).unwrap();
+    fails(&tidelog_with(&["verify", &local, &handles]), 3, &["no manifest", "segment-00000001", &handles]);
+}
+
+#[test]
 fn every_damage_of_manifests_and_handles_is_found() {
     let (home, handles) = home();
     let manifest = home.path("local").join("MANIFEST").display().to_string();

@@ -40,7 +40,11 @@ pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
         ]
     });
     report.list("logs", &["log", "name", "key groups", "from", "to", "confirmed"], rows.collect());
-    let (manifest, content) = match read_manifest(&path.join(MANIFEST_NAME))? {
+    let manifest = path.join(MANIFEST_NAME);
+    if report.is_damaged() && !manifest.exists() {
+        return Ok(vec![report]);
+    }
+    let (manifest, content) = match read_manifest(&manifest)? {
         Ok(read) => read,
         Err(damaged) => return Ok(vec![report, damaged]),
     };
@@ -67,7 +71,10 @@ fn damage(error: OpenError) -> Result<String, Failure> {
         }
         OpenError::Record { source, .. } => !matches!(source, RecordError::NewerRecord { .. }),
         OpenError::Damaged { source, .. } => !matches!(source, BlockError::NewerVersion { .. }),
-        OpenError::Hole { .. } => true,
+        OpenError::Hole { .. }
+        | OpenError::ManifestMissing { .. }
+        | OpenError::ManifestBehind { .. }
+        | OpenError::SegmentMissing { .. } => true,
         _ => false,
     };
     match error {
