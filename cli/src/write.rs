@@ -115,7 +115,7 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
         .value_bytes_max(value_bytes_max);
     let mut handles = Handles::open(args.handles.as_deref())?;
     let acks = Acknowledgements::open(args.acks.as_deref())?;
-    let changelog = Changelog::open(options).map_err(Failure::new)?;
+    let changelog = Changelog::open(options)?;
     settle_recovered(&changelog, args.recover, &mut handles)?;
     let writer = changelog.create_writer(&args.name, key_groups).map_err(Failure::new)?;
     let messages = source::start(&args, key_groups)

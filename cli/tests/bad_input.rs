@@ -84,7 +84,12 @@ fn places_that_cannot_work_are_named() {
         );
     }
     let small = ["--bucket", &bucket, "--dir", &home.text("l"), "--local-bytes", "1M"];
-    fails(&write(&small), 1, &["local_bytes", "two segments"]);
+    fails(&write(&small), 2, &["local_bytes", "two segments"]);
+    let twice = ["--bucket", &bucket, "--dir", &home.text("l"), "--dir", &home.text("l")];
+    fails(&write(&twice), 2, &["each directory once"]);
+    let bench = ["bench", "--bucket", &bucket, "--dir", &home.text("l"), "--segment-bytes", "1000"];
+    fails(&tidelog_with(&bench), 2, &["segment_bytes", "multiple of 4096"]);
+    assert!(!home.path("l").exists());
     fails(&tidelog_with(&["read", "--dir", &home.text("nothing")]), 1, &["nothing"]);
     fails(&tidelog_with(&["read", "--dir", &home.path("").display().to_string()]), 1, &["MANIFEST"]);
     assert!(!home.path("nothing").exists());
