@@ -35,9 +35,23 @@ fn a_bad_record_is_named_and_those_before_it_are_kept() {
 }
 
 #[test]
+fn an_input_without_a_good_record_gives_no_handle() {
+    let home = Home::new();
+    let output = home.write(&["--record-bytes-max", "5"], "123456\n");
+    fails(&output, 1, &["record 1", "0 records"]);
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
 fn a_missing_input_is_named() {
     let home = Home::new();
-    fails(&home.write(&["/no/such/file"], ""), 1, &["/no/such/file"]);
+    let good = home.put("good", "a\n");
+    for missing in ["/no/such/file", "/proc"] {
+        let output = home.write(&["--handles", &home.text("handles"), &good, missing], "");
+        fails(&output, 1, &[&format!("cannot open {missing}")]);
+        assert_eq!(stdout(&output), "");
+        assert!(!home.path("local").exists() && !home.path("handles").exists(), "nothing is made");
+    }
     fails(&tidelog_with(&["read", "/no/such/handles"]), 1, &["/no/such/handles"]);
     fails(&tidelog_with(&["inspect", "/no/such/thing"]), 1, &["/no/such/thing"]);
     fails(&tidelog_with(&["verify", "/no/such/thing"]), 1, &["/no/such/thing"]);
