@@ -146,7 +146,7 @@ fn files_of_others_and_of_later_versions_are_told_apart() {
     let manifest = home.path("local").join("MANIFEST");
     let bytes = std::fs::read(&manifest).unwrap();
     for (at, byte, says) in
-        [(0, b'S', "not a tidelog manifest"), (8, 9, "version 9"), (30, bytes[30] ^ 1, "damaged")]
+        [(0, b'S', "is damaged at byte 0"), (8, 9, "version 9"), (30, bytes[30] ^ 1, "damaged")]
     {
         let mut bad = bytes.clone();
         bad[at] = byte;
@@ -154,6 +154,10 @@ fn files_of_others_and_of_later_versions_are_told_apart() {
         fails(&home.write(&[], "b\n"), 1, &[&home.text("local"), says]);
         assert_eq!(std::fs::read(&manifest).unwrap(), bad, "a refused opening changes nothing");
     }
+    std::fs::write(&manifest, [b"SQLite format 3", &bytes[15..]].concat()).unwrap();
+    let says = ["another program's, or damaged", "move the directory aside"];
+    fails(&home.write(&[], "b\n"), 1, &says);
+    fails(&tidelog_with(&["verify", &home.text("local")]), 3, &says);
     std::fs::write(&manifest, &bytes).unwrap();
     succeeds(home.write(&[], "b\n"));
 }

@@ -111,7 +111,7 @@ fn look_at_object(buckets: &mut Buckets, bucket: &str, object: &str) -> Result<F
         Err(OpenError::Missing(what)) => {
             let mut report = Report::new(name, "object");
             report.damage(None, what);
-            Ok(Found { report, len: 0, footer: None })
+            Ok(Found { report, exists: false, len: 0, footer: None })
         }
         Err(OpenError::Failed(what)) => Err(Failure::new(what)),
     }

@@ -105,6 +105,7 @@ impl Bytes {
 /// What was found of an object.
 pub struct Found {
     pub report: Report,
+    pub exists: bool,
     pub len: u64,
     /// `None` if it is damaged.
     pub footer: Option<Footer>,
@@ -113,10 +114,12 @@ pub struct Found {
 impl Found {
     /// Why this is not the object that holds an extent of a handle.
     pub fn mismatch(&self, log: LogId, extent: &Extent) -> Option<String> {
-        let footer = self.footer.as_ref()?;
-        if self.len != extent.object_bytes {
-            return Some(format!("it has {} bytes, a handle says {}", self.len, extent.object_bytes));
+        if self.len != extent.object_bytes && self.exists {
+            let how =
+                if self.len < extent.object_bytes { "it was cut short" } else { "it is another object" };
+            return Some(format!("it has {} bytes, a handle says {}: {how}", self.len, extent.object_bytes));
         }
+        let footer = self.footer.as_ref()?;
         if footer.parts_len() != extent.footer.start || extent.footer.end != self.len {
             return Some("its footer is not where a handle says".to_owned());
         }
@@ -149,15 +152,36 @@ pub fn look(name: &str, bytes: &Bytes, depth: Depth) -> Result<Found, Failure> {
             return Err(Failure::new(format!("{name}: {newer}")));
         }
         Err(Problem::Footer(error)) => {
-            report.damage(Some(len.saturating_sub(TRAILER_BYTES as u64)), error);
-            return Ok(Found { report, len, footer: None });
+            let mut what = error.to_string();
+            if error == FooterError::NotAnObject {
+                what += if is_object_name(name) { OBJECT_CUT_SHORT } else { OBJECT_OR_FOREIGN };
+            }
+            report.damage(Some(len.saturating_sub(TRAILER_BYTES as u64)), what);
+            return Ok(Found { report, exists: true, len, footer: None });
         }
     };
     describe(&footer, &mut report);
     if depth == Depth::Everything {
         verify_parts(&footer, bytes, &mut report)?;
     }
-    Ok(Found { report, len, footer: Some(footer) })
+    Ok(Found { report, exists: true, len, footer: Some(footer) })
+}
+
+/// What follows for a thing without an object's end, and what to do.
+const OBJECT_CUT_SHORT: &str = ". Its name is that of an object of tidelog, so it was cut short or damaged at its end: copy it \
+                                again from the bucket, or restore from another checkpoint";
+pub const OBJECT_OR_FOREIGN: &str =
+    ". Nothing in it tells which: verify the handles that may name it, they know its length";
+
+/// Whether the last part of a path is a name that tidelog gives to objects: a counter, and a token in hexadecimal digits.
+pub fn is_object_name(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let Some((counter, token)) = name.split_once('-') else { return false };
+    let hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    counter.len() >= 8
+        && counter.bytes().all(|byte| byte.is_ascii_digit())
+        && token.len() == 16
+        && token.chars().all(hex)
 }
 
 enum Problem {
