@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -219,6 +219,9 @@ impl Changelog {
         let driver = Driver::start(store, runtime)?;
         let directories =
             options.directories.iter().map(Directory::open).collect::<Result<Vec<Directory>, _>>()?;
+        for (path, directory) in options.directories.iter().zip(&directories) {
+            check_room(path, &*directory.files(), &options)?;
+        }
         let mut random = system_random()?;
         let mut sites = Vec::new();
         for (path, directory) in options.directories.iter().zip(&directories) {
@@ -262,6 +265,9 @@ impl Changelog {
     pub fn open_simulated(options: Options, seams: Seams) -> Result<Changelog, OpenError> {
         options.check()?;
         let Seams { directories, store, clock, mut random } = seams;
+        for (path, (files, _)) in options.directories.iter().zip(&directories) {
+            check_room(path, &**files, &options)?;
+        }
         let driver = Driver::inline(store);
         let mut sites = Vec::new();
         for (path, (files, disk)) in options.directories.iter().zip(directories) {
@@ -500,6 +506,20 @@ impl OpenSite {
             .map_err(|source| io(at("writing the manifest"), source))?;
         Ok(OpenSite { path, files, disk, arena, directory_id, ledger, recovered, known, next_epoch })
     }
+}
+
+/// Refuses a directory that could not take the first change: there is no segment, and no room for one. Where there are
+/// some, uploads may make room.
+fn check_room(path: &Path, files: &dyn Files, options: &Options) -> Result<(), OpenError> {
+    let at = |source| io(format!("looking for room in {}", path.display()), source);
+    if files.list().map_err(at)?.iter().any(|(name, _)| parse_segment_name(name).is_some()) {
+        return Ok(());
+    }
+    let (needed_bytes, free_bytes) = (options.segment_bytes, files.free_bytes().map_err(at)?);
+    if free_bytes < needed_bytes {
+        return Err(OpenError::NoRoom { directory: path.to_owned(), needed_bytes, free_bytes });
+    }
+    Ok(())
 }
 
 /// The segment files of a directory. One that is not in use and has another length than segments have now is removed.

@@ -66,6 +66,19 @@ pub enum OpenError {
         /// The name of the segment file.
         segment: String,
     },
+    /// A directory without segments is on a file system that is too full for a first one.
+    #[error(
+        "{directory} has room for {free_bytes} bytes, the first segment takes {needed_bytes}: free space there, give \
+         segments fewer bytes (segment_bytes), or choose another directory"
+    )]
+    NoRoom {
+        /// The local directory.
+        directory: PathBuf,
+        /// The length of a segment in bytes.
+        needed_bytes: u64,
+        /// How many bytes can be stored there now.
+        free_bytes: u64,
+    },
     /// A record of the manifest makes no sense, or is newer.
     #[error("the manifest in {directory} cannot be replayed: {source}")]
     Record {
