@@ -24,7 +24,7 @@ use tidelog_upload::{Abandoned, Driver, Pending, Runtime, Store};
 use crate::block;
 use crate::custody::{Custody, Holding, Readers};
 use crate::device::{Budget, Device, LaneRef, Log, SLOTS_MAX, SpillRequest, lock};
-use crate::error::{CloseError, ControlError, CreateError, OpenError, SyncError};
+use crate::error::{CloseError, ControlError, CreateError, Forked, OpenError, SyncError};
 use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::ledger::{Ledger, LedgerJournal};
 use crate::manifest::{ManifestRecord, ManifestState};
@@ -66,6 +66,11 @@ const UPLOAD_THREADS: usize = 2;
 /// ```
 ///
 /// Dropping it stops intake and waits for the local writes in flight, never for the network.
+///
+/// It belongs to the process that opened it. In a child by fork, verbs are refused with [`Forked`](crate::Forked), and drops
+/// do nothing. Only [`append`](ChangelogWriter::append) does not look, since it would cost each of them: lanes are memory
+/// that a child does not get, so an append there is a fault (SIGSEGV) that ends the child. A future from before the fork
+/// never resolves there.
 pub struct Changelog {
     core: Arc<Core>,
     recovered: Vec<RecoveredLog>,
@@ -100,6 +105,8 @@ pub(crate) struct Core {
     clock: Clock,
     random: Mutex<Random>,
     next_device: AtomicUsize,
+    /// The process that has the threads.
+    owner: u32,
 }
 
 /// What is fixed about one local directory.
@@ -146,7 +153,14 @@ impl Core {
 
     /// Tells the uploader. It is gone only when the changelog is, and then nobody waits for it.
     pub fn send(&self, event: Event) {
-        let _ = self.events.send(event);
+        if self.check_owner().is_ok() {
+            let _ = self.events.send(event);
+        }
+    }
+
+    /// Refuses a child by fork. To be asked before any lock is taken: who held it may not exist here.
+    pub fn check_owner(&self) -> Result<(), Forked> {
+        if std::process::id() == self.owner { Ok(()) } else { Err(Forked { opener: self.owner }) }
     }
 
     fn random_u64(&self) -> u64 {
@@ -154,6 +168,7 @@ impl Core {
     }
 
     pub fn confirm(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
+        self.check_owner()?;
         let mut control = lock(&log.control);
         check_beyond(log, to)?;
         if to > control.confirmed {
@@ -164,6 +179,7 @@ impl Core {
     }
 
     pub fn reset(&self, log: &Log, from: SequenceNumber, to: SequenceNumber) -> Result<(), ControlError> {
+        self.check_owner()?;
         check_beyond(log, to)?;
         if from > to {
             return Err(ControlError::UpsideDown { from, to });
@@ -175,6 +191,7 @@ impl Core {
     }
 
     pub fn truncate(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
+        self.check_owner()?;
         let mut control = lock(&log.control);
         check_beyond(log, to)?;
         if to > control.truncated {
@@ -186,6 +203,9 @@ impl Core {
 
     /// The writer of `log` is gone; `lane` is where it appended last.
     pub fn close_log(&self, log: &Log, device: &Device, lane: &LaneRef) {
+        if self.check_owner().is_err() {
+            return;
+        }
         let mut control = lock(&log.control);
         if std::mem::replace(&mut control.closed, true) {
             return;
@@ -313,6 +333,7 @@ impl Changelog {
         name: impl Into<String>,
         key_groups: KeyGroupRange,
     ) -> Result<ChangelogWriter, CreateError> {
+        self.core.check_owner()?;
         let name = name.into();
         if name.len() > LOG_NAME_BYTES_MAX {
             return Err(CreateError::NameTooLong { len: name.len() });
@@ -360,6 +381,7 @@ impl Changelog {
     /// [`CloseError`] says what is not durable. The changelog is closed all the same; what is durable is recovered at the
     /// next open.
     pub fn close(self, timeout: Duration) -> Result<(), CloseError> {
+        self.core.check_owner().map_err(SyncError::from)?;
         let started_at = Instant::now();
         for device in &self.core.devices {
             device.closed.store(true, Ordering::Release);
@@ -440,7 +462,12 @@ impl Changelog {
 
 impl Drop for Changelog {
     fn drop(&mut self) {
-        self.stop();
+        if self.core.check_owner().is_ok() {
+            return self.stop();
+        }
+        // The handles are of threads that do not exist in this process, and must not be waited for, nor let go.
+        let none = Engine::Threads { spillers: Vec::new(), uploader: None };
+        std::mem::forget(std::mem::replace(&mut self.engine, Mutex::new(none)));
     }
 }
 
@@ -628,6 +655,7 @@ fn build(
         clock,
         random: Mutex::new(random),
         next_device: AtomicUsize::new(0),
+        owner: std::process::id(),
     });
     let mut custody = Custody::new(holdings);
     let mut recovered = Vec::new();

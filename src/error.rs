@@ -132,6 +132,18 @@ pub enum OpenError {
     },
 }
 
+/// This process is a child, by fork, of the one that opened the changelog: it has a copy of some memory, and neither the
+/// threads nor the lanes. Nothing was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the changelog was opened by process {opener}, of which this one is a fork: open another one, with directories of its \
+     own, after the fork"
+)]
+pub struct Forked {
+    /// The process that opened the changelog.
+    pub opener: u32,
+}
+
 /// Why a writer could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -154,6 +166,9 @@ pub enum CreateError {
     /// The system refused memory for a lane.
     #[error("no memory for a lane: {0}")]
     Lane(#[source] io::Error),
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -196,6 +211,9 @@ pub enum AppendError {
     /// The system refused memory for a lane.
     #[error("no memory for a lane on this thread")]
     NoMemory,
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -223,6 +241,9 @@ pub enum SyncError {
         /// What the system said.
         source: Arc<io::Error>,
     },
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -269,6 +290,9 @@ pub enum PersistError {
         /// Which block of which segment, and what is wrong with it.
         what: String,
     },
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -296,6 +320,9 @@ pub enum ControlError {
         /// Its end.
         to: SequenceNumber,
     },
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
 }
 
 /// What is not durable at the end of `close`.
@@ -373,6 +400,9 @@ pub enum ReadError {
     /// The changelog, or the runtime that reads for it, was closed.
     #[error("reading was given up: the changelog is closed")]
     Closed,
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// Part of what was asked for is truncated.
     #[error("log {log} is truncated below {start}, {from} was asked for")]
     Truncated {
