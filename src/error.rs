@@ -231,9 +231,10 @@ impl AppendError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SyncError {
-    /// The local disk failed twice in a row, or is gone. The changes are in memory, and persists go on from there.
+    /// The local disk failed twice in a row, or its engine broke. What is not durable is held in memory, unless it was with
+    /// the engine: a persist tells.
     #[error(
-        "the local directory {directory} is out of service: {source}; changes are held in memory only, persist them"
+        "the local directory {directory} is out of service: {source}; what is not durable is in memory only: persist it"
     )]
     LocalTierFailed {
         /// The local directory.
@@ -283,6 +284,18 @@ pub enum PersistError {
         object: String,
         /// What the system said.
         source: Arc<io::Error>,
+    },
+    /// The engine of the local disk broke and took changes with it that were being written. Nothing from the first of them
+    /// on can be persisted, whatever is appended.
+    #[error(
+        "the changes of log {log} from {from} on are lost: they were being written when the engine of the local disk broke. \
+         Take a snapshot of what they led to, and go on with a new writer"
+    )]
+    Lost {
+        /// The log.
+        log: LogId,
+        /// The first change that is lost.
+        from: SequenceNumber,
     },
     /// A block could not be read back, or was damaged on the local disk.
     #[error("changes of the checkpoint cannot be read back from the local disk: {what}")]

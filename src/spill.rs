@@ -19,7 +19,6 @@ mod requests;
 mod sick;
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -32,6 +31,7 @@ use tidelog_io::segment::{BlockPlace, DurableBlock, Health, RefusedReason, Segme
 
 use self::large::LargeValue;
 use self::requests::{Answer, Flush};
+use self::sick::Sick;
 use crate::block::{BlockBuilder, TABLE_ENTRY_BYTES};
 use crate::device::{Budget, Device, Log, SideValue, SpillRequest};
 use crate::error::SyncError;
@@ -100,8 +100,8 @@ pub(crate) struct Spiller {
     flushes: Vec<Flush>,
     /// Answers owed once all blocks below a number are durable.
     syncs: Vec<(u64, Answer)>,
-    /// The number of the next block, once the segments do not count any more.
-    sick: Option<(Arc<io::Error>, u64)>,
+    /// Once the device is out of service.
+    sick: Option<Sick>,
     /// The uploader was told that no block will be written before it makes room.
     stalled: bool,
     durable: Vec<DurableBlock>,
@@ -505,7 +505,7 @@ impl Spiller {
     /// The number that the next block to be finished will have.
     fn next_number(&self) -> u64 {
         let submitted = match &self.sick {
-            Some((_, next)) => *next,
+            Some(sick) => sick.next_number,
             None => self.parts.segments.next_number(),
         };
         submitted + self.ready.len() as u64

@@ -71,6 +71,10 @@ pub(crate) enum Event {
         segment: u32,
         epoch: u64,
     },
+    /// The changes of these logs from these numbers on are lost.
+    Lost {
+        logs: Vec<(LogId, SequenceNumber)>,
+    },
     /// Somebody stopped reading local blocks.
     ReaderGone {
         device: usize,
@@ -160,6 +164,8 @@ pub(crate) struct Uploader {
     /// No upload that nobody waits for before this time.
     retry_at: Option<Instant>,
     tidy: bool,
+    /// Logs that end before the changes that were appended to them, and where.
+    lost: HashMap<LogId, SequenceNumber>,
     quiesce: Vec<Resolver<()>>,
     exit: bool,
 }
@@ -207,6 +213,7 @@ impl Uploader {
             unclean: Vec::new(),
             retry_at: None,
             tidy: true,
+            lost: HashMap::new(),
             quiesce: Vec::new(),
             exit: false,
             parts,
@@ -308,6 +315,7 @@ impl Uploader {
                 let empty = SegmentUse { segment, epoch, blocks: 0..0 };
                 self.parts.custody.holdings[device].retention.found(empty);
             }
+            Event::Lost { logs } => self.lost.extend(logs),
             Event::ReaderGone { device } => self.parts.custody.release_segments(device),
             Event::WriterOpened => self.writers_open += 1,
             Event::WriterClosed { device, log, synced } => {
@@ -814,7 +822,11 @@ impl Uploader {
                 object: object.to_owned(),
                 source: Arc::new(source),
             });
-            let handle = recorded.and_then(|()| ledger.handle(&request));
+            let whole = match self.lost.get(&request.log) {
+                Some(&from) if from < request.to => Err(PersistError::Lost { log: request.log, from }),
+                _ => recorded,
+            };
+            let handle = whole.and_then(|()| ledger.handle(&request));
             if handle.is_ok() {
                 let seconds = now.saturating_duration_since(request.asked_at).as_secs_f64();
                 metrics::histogram!("tidelog_persist_seconds").record(seconds);

@@ -243,7 +243,8 @@ impl History {
         let Some(changelog) = self.changelog.take() else { return Ok(()) };
         let closed = changelog.close(Duration::ZERO);
         self.poll();
-        self.sick |= self.machine.is_sick() && !self.machine.is_down();
+        // Of a dead machine every disk fails; one whose engine broke may have failed before.
+        self.sick |= self.machine.is_sick() && (!self.machine.is_down() || self.machine.engine_broke());
         self.end_session();
         match closed {
             Ok(()) => {
@@ -356,6 +357,9 @@ impl History {
                     PersistError::OutOfRange { .. } => from < log.truncated && !self.found.is_empty(),
                     PersistError::Upload { .. } => self.machine.store_faults() > 0,
                     PersistError::Manifest { .. } | PersistError::ReadBack { .. } => disk,
+                    PersistError::Lost { log: of, from } => {
+                        *of == log.id && from.0 < to && from.0 >= log.synced && self.machine.engine_broke()
+                    }
                     PersistError::Closed => self.changelog.is_none(),
                     _ => false,
                 };
