@@ -95,7 +95,7 @@ enum Engine {
 /// What a changelog shares with its writers.
 pub(crate) struct Core {
     pub options: Arc<Options>,
-    pub bucket: String,
+    pub bucket: Arc<str>,
     pub driver: Arc<Driver>,
     pub devices: Vec<Arc<Device>>,
     pub sites: Vec<Site>,
@@ -580,7 +580,7 @@ fn build(
     background: bool,
 ) -> Result<Built, OpenError> {
     let options = Arc::new(options);
-    let bucket = driver.store().url().to_owned();
+    let bucket: Arc<str> = driver.store().url().into();
     let (sender, events) = crossbeam_channel::unbounded();
     let side_budget = Budget::new(options.memory_share());
     let mut devices = Vec::new();

@@ -24,6 +24,7 @@ pub mod manifest;
 mod options;
 #[doc(hidden)]
 pub mod part;
+mod piece;
 mod queue;
 mod reader;
 #[doc(hidden)]
@@ -49,6 +50,7 @@ pub use error::{
 pub use handle::{ChangelogHandle, Extent, HandleError};
 pub use local::{LocalLog, LocalLogs};
 pub use options::{Compression, Durability, EngineChoice, OptionError, Options, UploadRuntime};
+pub use piece::Piece;
 pub use reader::{Change, ChangelogReader, ReadStats};
 pub use recovered::RecoveredLog;
 pub use tidelog_io::disk::EngineInfo;

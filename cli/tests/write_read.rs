@@ -148,9 +148,12 @@ fn a_handle_given_out_just_before_the_kill_is_not_given_again() {
     let logs = tidelog::LocalLogs::open(home.path("local")).unwrap();
     let [log] = logs.logs() else { panic!("{logs:?}") };
     let extent = tidelog::Extent {
-        bucket: home.bucket(),
-        object: "tidelog/00000000-0".to_owned(),
-        object_bytes: 100,
+        pieces: vec![tidelog::Piece {
+            bucket: home.bucket().into(),
+            object: "tidelog/00000000-0".to_owned(),
+            offset: 0,
+            bytes: 100,
+        }],
         footer: 50..100,
         token: 0,
         first: log.start(),

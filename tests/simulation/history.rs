@@ -158,17 +158,17 @@ impl History {
                 continue;
             }
             for extent in handle.extents().iter().filter(|extent| extent.end.0 > log.truncated) {
-                let size = objects.get(&extent.object).map(|object| object.len() as u64);
-                assert_eq!(
-                    size,
-                    Some(extent.object_bytes),
-                    "{} is needed for {}..{} of log {} (truncated {})",
-                    extent.object,
-                    extent.first,
-                    extent.end,
-                    log.id,
-                    log.truncated
-                );
+                for piece in &extent.pieces {
+                    let size = objects.get(&piece.object).map(|object| object.len() as u64);
+                    assert!(
+                        size.is_some_and(|size| piece.offset + piece.bytes <= size),
+                        "{piece:?} of {size:?} bytes is needed for {}..{} of log {} (truncated {})",
+                        extent.first,
+                        extent.end,
+                        log.id,
+                        log.truncated
+                    );
+                }
             }
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use tidelog::footer::{Footer, FooterError, TRAILER_BYTES};
 use tidelog::part::{Changeset, Compression, Directory, PartId, Run};
-use tidelog::{Extent, LogId};
+use tidelog::{Extent, LogId, Piece};
 use tidelog_upload::{Driver, Runtime, StoreErrorKind};
 
 use super::{Depth, Report};
@@ -23,8 +23,16 @@ const READ_BYTES: u64 = 8 << 20;
 pub enum Bytes {
     /// In a file.
     File { file: File, len: u64 },
-    /// In a bucket.
-    Bucket { driver: Arc<Driver>, name: String, len: u64 },
+    /// In buckets: the concatenation of these.
+    Buckets(Vec<InBucket>),
+}
+
+/// A run of bytes of a file in a bucket.
+pub struct InBucket {
+    driver: Arc<Driver>,
+    name: String,
+    offset: u64,
+    len: u64,
 }
 
 /// Buckets that are open, by URL.
@@ -34,8 +42,31 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// An object in a bucket.
+    /// A file in a bucket.
     pub fn open(&mut self, bucket: &str, name: &str) -> Result<Bytes, OpenError> {
+        let (driver, len) = self.find(bucket, name)?;
+        Ok(Bytes::Buckets(vec![InBucket { driver, name: name.to_owned(), offset: 0, len }]))
+    }
+
+    /// The object that consists of these pieces, each of which must be there and long enough.
+    pub fn open_pieces(&mut self, pieces: &[Piece]) -> Result<Bytes, OpenError> {
+        let mut found = Vec::new();
+        for Piece { bucket, object, offset, bytes } in pieces {
+            let (driver, file_bytes) = self.find(bucket, object)?;
+            let end = offset.saturating_add(*bytes);
+            // A longer file is fine where the object is in pieces; one that is the whole object has its length.
+            let len = if pieces.len() == 1 { file_bytes.saturating_sub(*offset) } else { *bytes };
+            if end > file_bytes && pieces.len() > 1 {
+                let what =
+                    format!("{object} in {bucket} has {file_bytes} bytes, a handle says at least {end}");
+                return Err(OpenError::Missing(what));
+            }
+            found.push(InBucket { driver, name: object.clone(), offset: *offset, len });
+        }
+        Ok(Bytes::Buckets(found))
+    }
+
+    fn find(&mut self, bucket: &str, name: &str) -> Result<(Arc<Driver>, u64), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError::Failed(error.to_string());
         let driver = match self.drivers.get(bucket) {
             Some(driver) => Arc::clone(driver),
@@ -52,7 +83,7 @@ impl Buckets {
         let (resolver, pending) = tidelog_upload::channel();
         driver.size(name, move |outcome| resolver.resolve(outcome));
         match pending.wait() {
-            Ok(Ok(len)) => Ok(Bytes::Bucket { driver, name: name.to_owned(), len }),
+            Ok(Ok(len)) => Ok((driver, len)),
             Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::NotFound) => {
                 Err(OpenError::Missing(error.to_string()))
             }
@@ -76,7 +107,8 @@ pub enum OpenError {
 impl Bytes {
     pub fn len(&self) -> u64 {
         match self {
-            Bytes::File { len, .. } | Bytes::Bucket { len, .. } => *len,
+            Bytes::File { len, .. } => *len,
+            Bytes::Buckets(pieces) => pieces.iter().fold(0, |len, piece| len.saturating_add(piece.len)),
         }
     }
 
@@ -90,13 +122,25 @@ impl Bytes {
                 })?;
                 Ok(bytes.into())
             }
-            Bytes::Bucket { driver, name, .. } => {
-                let (resolver, pending) = tidelog_upload::channel();
-                driver.get(name, range, move |outcome| resolver.resolve(outcome));
-                match pending.wait() {
-                    Ok(outcome) => outcome.map_err(Failure::new),
-                    Err(error) => Err(Failure::new(format!("{error:?}"))),
+            Bytes::Buckets(pieces) => {
+                let mut read = Vec::with_capacity((range.end - range.start) as usize);
+                let mut start = 0u64;
+                for InBucket { driver, name, offset, len } in pieces {
+                    let end = start.saturating_add(*len);
+                    let (first, last) = (range.start.max(start), range.end.min(end));
+                    let from = offset + first.saturating_sub(start);
+                    start = end;
+                    if first >= last {
+                        continue;
+                    }
+                    let (resolver, pending) = tidelog_upload::channel();
+                    driver.get(name, from..from + (last - first), move |outcome| resolver.resolve(outcome));
+                    match pending.wait() {
+                        Ok(outcome) => read.extend_from_slice(&outcome.map_err(Failure::new)?),
+                        Err(error) => return Err(Failure::new(format!("{error:?}"))),
+                    }
                 }
+                Ok(read.into())
             }
         }
     }
@@ -114,10 +158,10 @@ pub struct Found {
 impl Found {
     /// Why this is not the object that holds an extent of a handle.
     pub fn mismatch(&self, log: LogId, extent: &Extent) -> Option<String> {
-        if self.len != extent.object_bytes && self.exists {
-            let how =
-                if self.len < extent.object_bytes { "it was cut short" } else { "it is another object" };
-            return Some(format!("it has {} bytes, a handle says {}: {how}", self.len, extent.object_bytes));
+        let expected = extent.object_bytes();
+        if self.len != expected && self.exists {
+            let how = if self.len < expected { "it was cut short" } else { "it is another object" };
+            return Some(format!("it has {} bytes, a handle says {expected}: {how}", self.len));
         }
         let footer = self.footer.as_ref()?;
         if footer.parts_len() != extent.footer.start || extent.footer.end != self.len {
