@@ -203,7 +203,7 @@ impl Object {
         let mut names: Vec<PathBuf> = handles
             .iter()
             .flat_map(|handle| handle.extents())
-            .map(|extent| bucket.join(&extent.object))
+            .map(|extent| bucket.join(extent.object()))
             .collect();
         names.sort();
         names.dedup();

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -24,14 +24,14 @@ use tidelog_upload::{Abandoned, Driver, Pending, Runtime, Store};
 use crate::block;
 use crate::custody::{Custody, Holding, Readers};
 use crate::device::{Budget, Device, LaneRef, Log, SLOTS_MAX, SpillRequest, lock};
-use crate::error::{CloseError, ControlError, CreateError, OpenError, SyncError};
+use crate::error::{CloseError, ControlError, CreateError, Forked, OpenError, SyncError};
 use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::ledger::{Ledger, LedgerJournal};
 use crate::manifest::{ManifestRecord, ManifestState};
 use crate::options::{Options, UploadRuntime};
 use crate::queue::{Queue, Source};
 use crate::recovered::RecoveredLog;
-use crate::recovery::{Recovered, recover};
+use crate::recovery::{Recovered, has_manifest, recover};
 use crate::retention::{Retention, SegmentUse};
 use crate::spill::{Spiller, SpillerParts};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
@@ -66,6 +66,11 @@ const UPLOAD_THREADS: usize = 2;
 /// ```
 ///
 /// Dropping it stops intake and waits for the local writes in flight, never for the network.
+///
+/// It belongs to the process that opened it. In a child by fork, verbs are refused with [`Forked`](crate::Forked), and drops
+/// do nothing. Only [`append`](ChangelogWriter::append) does not look, since it would cost each of them: lanes are memory
+/// that a child does not get, so an append there is a fault (SIGSEGV) that ends the child. A future from before the fork
+/// never resolves there.
 pub struct Changelog {
     core: Arc<Core>,
     recovered: Vec<RecoveredLog>,
@@ -90,7 +95,7 @@ enum Engine {
 /// What a changelog shares with its writers.
 pub(crate) struct Core {
     pub options: Arc<Options>,
-    pub bucket: String,
+    pub bucket: Arc<str>,
     pub driver: Arc<Driver>,
     pub devices: Vec<Arc<Device>>,
     pub sites: Vec<Site>,
@@ -100,6 +105,8 @@ pub(crate) struct Core {
     clock: Clock,
     random: Mutex<Random>,
     next_device: AtomicUsize,
+    /// The process that has the threads.
+    owner: u32,
 }
 
 /// What is fixed about one local directory.
@@ -146,7 +153,14 @@ impl Core {
 
     /// Tells the uploader. It is gone only when the changelog is, and then nobody waits for it.
     pub fn send(&self, event: Event) {
-        let _ = self.events.send(event);
+        if self.check_owner().is_ok() {
+            let _ = self.events.send(event);
+        }
+    }
+
+    /// Refuses a child by fork. To be asked before any lock is taken: who held it may not exist here.
+    pub fn check_owner(&self) -> Result<(), Forked> {
+        if std::process::id() == self.owner { Ok(()) } else { Err(Forked { opener: self.owner }) }
     }
 
     fn random_u64(&self) -> u64 {
@@ -154,6 +168,7 @@ impl Core {
     }
 
     pub fn confirm(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
+        self.check_owner()?;
         let mut control = lock(&log.control);
         check_beyond(log, to)?;
         if to > control.confirmed {
@@ -164,6 +179,7 @@ impl Core {
     }
 
     pub fn reset(&self, log: &Log, from: SequenceNumber, to: SequenceNumber) -> Result<(), ControlError> {
+        self.check_owner()?;
         check_beyond(log, to)?;
         if from > to {
             return Err(ControlError::UpsideDown { from, to });
@@ -175,6 +191,7 @@ impl Core {
     }
 
     pub fn truncate(&self, log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
+        self.check_owner()?;
         let mut control = lock(&log.control);
         check_beyond(log, to)?;
         if to > control.truncated {
@@ -186,6 +203,9 @@ impl Core {
 
     /// The writer of `log` is gone; `lane` is where it appended last.
     pub fn close_log(&self, log: &Log, device: &Device, lane: &LaneRef) {
+        if self.check_owner().is_err() {
+            return;
+        }
         let mut control = lock(&log.control);
         if std::mem::replace(&mut control.closed, true) {
             return;
@@ -219,6 +239,9 @@ impl Changelog {
         let driver = Driver::start(store, runtime)?;
         let directories =
             options.directories.iter().map(Directory::open).collect::<Result<Vec<Directory>, _>>()?;
+        for (path, directory) in options.directories.iter().zip(&directories) {
+            check_room(path, &*directory.files(), &options)?;
+        }
         let mut random = system_random()?;
         let mut sites = Vec::new();
         for (path, directory) in options.directories.iter().zip(&directories) {
@@ -262,6 +285,9 @@ impl Changelog {
     pub fn open_simulated(options: Options, seams: Seams) -> Result<Changelog, OpenError> {
         options.check()?;
         let Seams { directories, store, clock, mut random } = seams;
+        for (path, (files, _)) in options.directories.iter().zip(&directories) {
+            check_room(path, &**files, &options)?;
+        }
         let driver = Driver::inline(store);
         let mut sites = Vec::new();
         for (path, (files, disk)) in options.directories.iter().zip(directories) {
@@ -307,6 +333,7 @@ impl Changelog {
         name: impl Into<String>,
         key_groups: KeyGroupRange,
     ) -> Result<ChangelogWriter, CreateError> {
+        self.core.check_owner()?;
         let name = name.into();
         if name.len() > LOG_NAME_BYTES_MAX {
             return Err(CreateError::NameTooLong { len: name.len() });
@@ -354,6 +381,7 @@ impl Changelog {
     /// [`CloseError`] says what is not durable. The changelog is closed all the same; what is durable is recovered at the
     /// next open.
     pub fn close(self, timeout: Duration) -> Result<(), CloseError> {
+        self.core.check_owner().map_err(SyncError::from)?;
         let started_at = Instant::now();
         for device in &self.core.devices {
             device.closed.store(true, Ordering::Release);
@@ -434,7 +462,12 @@ impl Changelog {
 
 impl Drop for Changelog {
     fn drop(&mut self) {
-        self.stop();
+        if self.core.check_owner().is_ok() {
+            return self.stop();
+        }
+        // The handles are of threads that do not exist in this process, and must not be waited for, nor let go.
+        let none = Engine::Threads { spillers: Vec::new(), uploader: None };
+        std::mem::forget(std::mem::replace(&mut self.engine, Mutex::new(none)));
     }
 }
 
@@ -461,14 +494,7 @@ impl OpenSite {
         random: &mut Random,
     ) -> Result<OpenSite, OpenError> {
         let at = |action: &str| format!("{action} in {}", path.display());
-        let exists = Manifest::exists(&*files).map_err(|source| io(at("looking for a manifest"), source))?;
-        let mut names = files.list().map_err(|source| io(at("listing files"), source))?.into_iter();
-        if let (false, Some((segment, _))) =
-            (exists, names.find(|(name, _)| parse_segment_name(name).is_some()))
-        {
-            return Err(OpenError::ManifestMissing { directory: path, segment });
-        }
-        let (manifest, records) = if exists {
+        let (manifest, records) = if has_manifest(&path, &*files)? {
             Manifest::open(Arc::clone(&files))
                 .map_err(|source| OpenError::Manifest { directory: path.clone(), source })?
         } else {
@@ -509,6 +535,20 @@ impl OpenSite {
     }
 }
 
+/// Refuses a directory that could not take the first change: there is no segment, and no room for one. Where there are
+/// some, uploads may make room.
+fn check_room(path: &Path, files: &dyn Files, options: &Options) -> Result<(), OpenError> {
+    let at = |source| io(format!("looking for room in {}", path.display()), source);
+    if files.list().map_err(at)?.iter().any(|(name, _)| parse_segment_name(name).is_some()) {
+        return Ok(());
+    }
+    let (needed_bytes, free_bytes) = (options.segment_bytes, files.free_bytes().map_err(at)?);
+    if free_bytes < needed_bytes {
+        return Err(OpenError::NoRoom { directory: path.to_owned(), needed_bytes, free_bytes });
+    }
+    Ok(())
+}
+
 /// The segment files of a directory. One that is not in use and has another length than segments have now is removed.
 fn known_segments(
     files: &dyn Files,
@@ -540,7 +580,7 @@ fn build(
     background: bool,
 ) -> Result<Built, OpenError> {
     let options = Arc::new(options);
-    let bucket = driver.store().url().to_owned();
+    let bucket: Arc<str> = driver.store().url().into();
     let (sender, events) = crossbeam_channel::unbounded();
     let side_budget = Budget::new(options.memory_share());
     let mut devices = Vec::new();
@@ -615,6 +655,7 @@ fn build(
         clock,
         random: Mutex::new(random),
         next_device: AtomicUsize::new(0),
+        owner: std::process::id(),
     });
     let mut custody = Custody::new(holdings);
     let mut recovered = Vec::new();

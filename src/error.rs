@@ -55,6 +55,30 @@ pub enum OpenError {
         /// The name of the segment file.
         segment: String,
     },
+    /// A segment that the manifest names is not there.
+    #[error(
+        "{segment} is missing in {directory}, whose manifest says that it holds changes: put it back, or restore the logs \
+         from their last checkpoint and move the directory aside"
+    )]
+    SegmentMissing {
+        /// The local directory.
+        directory: PathBuf,
+        /// The name of the segment file.
+        segment: String,
+    },
+    /// A directory without segments is on a file system that is too full for a first one.
+    #[error(
+        "{directory} has room for {free_bytes} bytes, the first segment takes {needed_bytes}: free space there, give \
+         segments fewer bytes (segment_bytes), or choose another directory"
+    )]
+    NoRoom {
+        /// The local directory.
+        directory: PathBuf,
+        /// The length of a segment in bytes.
+        needed_bytes: u64,
+        /// How many bytes can be stored there now.
+        free_bytes: u64,
+    },
     /// A record of the manifest makes no sense, or is newer.
     #[error("the manifest in {directory} cannot be replayed: {source}")]
     Record {
@@ -108,6 +132,18 @@ pub enum OpenError {
     },
 }
 
+/// This process is a child, by fork, of the one that opened the changelog: it has a copy of some memory, and neither the
+/// threads nor the lanes. Nothing was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the changelog was opened by process {opener}, of which this one is a fork: open another one, with directories of its \
+     own, after the fork"
+)]
+pub struct Forked {
+    /// The process that opened the changelog.
+    pub opener: u32,
+}
+
 /// Why a writer could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -130,6 +166,9 @@ pub enum CreateError {
     /// The system refused memory for a lane.
     #[error("no memory for a lane: {0}")]
     Lane(#[source] io::Error),
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -172,6 +211,9 @@ pub enum AppendError {
     /// The system refused memory for a lane.
     #[error("no memory for a lane on this thread")]
     NoMemory,
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -189,9 +231,10 @@ impl AppendError {
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SyncError {
-    /// The local disk failed twice in a row, or is gone. The changes are in memory, and persists go on from there.
+    /// The local disk failed twice in a row, or its engine broke. What is not durable is held in memory, unless it was with
+    /// the engine: a persist tells.
     #[error(
-        "the local directory {directory} is out of service: {source}; changes are held in memory only, persist them"
+        "the local directory {directory} is out of service: {source}; what is not durable is in memory only: persist it"
     )]
     LocalTierFailed {
         /// The local directory.
@@ -199,6 +242,9 @@ pub enum SyncError {
         /// What the system said.
         source: Arc<io::Error>,
     },
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -239,12 +285,27 @@ pub enum PersistError {
         /// What the system said.
         source: Arc<io::Error>,
     },
+    /// The engine of the local disk broke and took changes with it that were being written. Nothing from the first of them
+    /// on can be persisted, whatever is appended.
+    #[error(
+        "the changes of log {log} from {from} on are lost: they were being written when the engine of the local disk broke. \
+         Take a snapshot of what they led to, and go on with a new writer"
+    )]
+    Lost {
+        /// The log.
+        log: LogId,
+        /// The first change that is lost.
+        from: SequenceNumber,
+    },
     /// A block could not be read back, or was damaged on the local disk.
     #[error("changes of the checkpoint cannot be read back from the local disk: {what}")]
     ReadBack {
         /// Which block of which segment, and what is wrong with it.
         what: String,
     },
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
@@ -272,6 +333,9 @@ pub enum ControlError {
         /// Its end.
         to: SequenceNumber,
     },
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
 }
 
 /// What is not durable at the end of `close`.
@@ -349,6 +413,9 @@ pub enum ReadError {
     /// The changelog, or the runtime that reads for it, was closed.
     #[error("reading was given up: the changelog is closed")]
     Closed,
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// Part of what was asked for is truncated.
     #[error("log {log} is truncated below {start}, {from} was asked for")]
     Truncated {

@@ -40,7 +40,7 @@ const PART_BYTES: Range<usize> = 2..2 * varint::VARINT_BYTES_MAX;
 #[non_exhaustive]
 pub enum FooterError {
     /// The last bytes are not those of an object of tidelog, or the object was cut short.
-    #[error("no object of tidelog ends here: a foreign object, or one that was cut short")]
+    #[error("no object of tidelog ends here: it is another program's, or its end is missing or damaged")]
     NotAnObject,
     /// Written by a newer tidelog.
     #[error(

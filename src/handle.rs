@@ -5,9 +5,9 @@
 //!
 //! Bytes, version 1: magic (8), version u32, body length u32, body, xxh3-64 of all before it. All little-endian. Body:
 //! log id u128, name, first and last key group, from, length, number of buckets, their URLs, number of extents; then
-//! per extent: bucket index, object name, object length, footer offset, footer length, token u64, number of changes.
-//! Integers without a width are those of `varint.rs`; a text is its length and its UTF-8. The extents' first numbers follow from
-//! `from`, because extents are contiguous.
+//! per extent: number of pieces, per piece bucket index, object name, offset, length; footer offset, footer length,
+//! token u64, number of changes. Integers without a width are those of `varint.rs`; a text is its length and its UTF-8.
+//! The extents' first numbers follow from `from`, because extents are contiguous.
 //!
 //! The JSON form is in `handle/json.rs`.
 
@@ -16,10 +16,12 @@ mod json;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
+use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
 use crate::fields::{FieldError, FieldReader, put_text};
+use crate::piece::{self, BUCKET_BYTES_MAX, OBJECT_NAME_BYTES_MAX, PIECES_MAX, Piece};
 use crate::{KeyGroupRange, LogId, SequenceNumber, varint};
 
 /// The bytes at the start of an encoded handle.
@@ -28,29 +30,25 @@ pub const HANDLE_MAGIC: [u8; 8] = *b"tlogHDL\n";
 pub const HANDLE_VERSION: u32 = 1;
 /// The longest name of a log, in bytes.
 pub const LOG_NAME_BYTES_MAX: usize = 1024;
-/// The longest URL of a bucket, in bytes.
-pub const BUCKET_BYTES_MAX: usize = 2048;
-/// The longest name of an object, in bytes: the limit of S3.
-pub const OBJECT_NAME_BYTES_MAX: usize = 1024;
 /// The most extents that a handle lists.
 pub const EXTENTS_MAX: usize = 1 << 16;
+/// The most pieces that a handle lists, over all its extents.
+pub const HANDLE_PIECES_MAX: usize = 1 << 18;
 /// The longest encoded handle, in bytes.
 pub const HANDLE_BYTES_MAX: usize = 16 << 20;
 
 const HEAD_BYTES: usize = 16;
 const CHECKSUM_BYTES: usize = 8;
 /// What the fields of an extent take at least.
-const EXTENT_BYTES_MIN: usize = 15;
+const EXTENT_BYTES_MIN: usize = 17;
+/// What the fields of a piece take at least.
+const PIECE_BYTES_MIN: usize = 5;
 
 /// Where a run of a log's changes is: one object, and the sequence numbers that it holds for the handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The URL of the bucket, as it was given to the changelog.
-    pub bucket: String,
-    /// The name of the object in the bucket.
-    pub object: String,
-    /// The length of the object in bytes.
-    pub object_bytes: u64,
+    /// Where the object's bytes are: their concatenation is the object. Usually one.
+    pub pieces: Vec<Piece>,
     /// Where the footer is in the object, in bytes.
     pub footer: Range<u64>,
     /// The token that the object's checksums are bound to.
@@ -61,21 +59,34 @@ pub struct Extent {
     pub end: SequenceNumber,
 }
 
+impl Extent {
+    /// The length of the object in bytes: the sum over its pieces.
+    #[must_use]
+    pub fn object_bytes(&self) -> u64 {
+        piece::total_bytes(&self.pieces)
+    }
+
+    /// The name of the first piece's file, which begins with the object's name; all others do too.
+    #[must_use]
+    pub fn object(&self) -> &str {
+        self.pieces.first().map_or("", |piece| &piece.object)
+    }
+}
+
 /// A proof that the changes `[from, to)` of a log are in objects, and where: what a checkpoint stores.
 ///
 /// Invariants, checked by [`ChangelogHandle::new`] and by both decoders:
 /// 1. `from <= to`, and the extents are sorted, not empty, contiguous, and cover exactly `[from, to)`;
-/// 2. every extent's footer is not empty and lies inside its object;
-/// 3. extents that name the same object agree on its length, footer and token;
+/// 2. every extent has pieces, none of them empty, and its footer is not empty and lies inside of them;
+/// 3. extents that name the same file agree on the pieces, the footer and the token of the object;
 /// 4. texts and counts are inside the limits of this module.
 ///
 /// ```
-/// use tidelog::{ChangelogHandle, Extent, KeyGroupRange, LogId, SequenceNumber};
+/// use tidelog::{ChangelogHandle, Extent, KeyGroupRange, LogId, Piece, SequenceNumber};
 ///
+/// let bucket = "file:///checkpoints".into();
 /// let extent = Extent {
-///     bucket: "file:///checkpoints".into(),
-///     object: "orders/000007-5f".into(),
-///     object_bytes: 4096,
+///     pieces: vec![Piece { bucket, object: "orders/00000007-5f".into(), offset: 0, bytes: 4096 }],
 ///     footer: 3000..4096,
 ///     token: 0x5f,
 ///     first: SequenceNumber(10),
@@ -183,14 +194,15 @@ impl ChangelogHandle {
         &self.extents
     }
 
-    /// The objects that must exist for this handle to be read, as (bucket, object), each once, in order of first use.
+    /// The files that must exist for this handle to be read, as (bucket, object), each once, in order of first use.
     ///
     /// This is what a registry of shared checkpoint files keeps.
     pub fn objects(&self) -> impl Iterator<Item = (&str, &str)> {
         let mut seen = std::collections::HashSet::new();
         self.extents
             .iter()
-            .map(|extent| (extent.bucket.as_str(), extent.object.as_str()))
+            .flat_map(|extent| &extent.pieces)
+            .map(|piece| (&*piece.bucket, piece.object.as_str()))
             .filter(move |key| seen.insert(*key))
     }
 
@@ -234,10 +246,10 @@ impl ChangelogHandle {
         varint::put(out, self.to.0.wrapping_sub(self.from.0));
         let mut indexes: HashMap<&str, u64> = HashMap::new();
         let mut buckets: Vec<&str> = Vec::new();
-        for extent in &self.extents {
-            if let Entry::Vacant(entry) = indexes.entry(&extent.bucket) {
+        for piece in self.extents.iter().flat_map(|extent| &extent.pieces) {
+            if let Entry::Vacant(entry) = indexes.entry(&piece.bucket) {
                 entry.insert(buckets.len() as u64);
-                buckets.push(&extent.bucket);
+                buckets.push(&piece.bucket);
             }
         }
         varint::put(out, buckets.len() as u64);
@@ -246,9 +258,13 @@ impl ChangelogHandle {
         }
         varint::put(out, self.extents.len() as u64);
         for extent in &self.extents {
-            varint::put(out, indexes[extent.bucket.as_str()]);
-            put_text(out, &extent.object);
-            varint::put(out, extent.object_bytes);
+            varint::put(out, extent.pieces.len() as u64);
+            for Piece { bucket, object, offset, bytes } in &extent.pieces {
+                varint::put(out, indexes[&**bucket]);
+                put_text(out, object);
+                varint::put(out, *offset);
+                varint::put(out, *bytes);
+            }
             varint::put(out, extent.footer.start);
             varint::put(out, extent.footer.end.wrapping_sub(extent.footer.start));
             out.extend_from_slice(&extent.token.to_le_bytes());
@@ -273,31 +289,34 @@ impl ChangelogHandle {
         }
         let mut next = self.from;
         let mut objects: HashMap<(&str, &str), &Extent> = HashMap::with_capacity(self.extents.len());
+        let mut pieces = 0;
         for extent in &self.extents {
-            let named = || format!("object {} in {}", extent.object, extent.bucket);
-            if extent.bucket.is_empty() || extent.bucket.len() > BUCKET_BYTES_MAX {
-                return Err(invalid(format!(
-                    "a bucket's URL is empty or longer than {BUCKET_BYTES_MAX} bytes"
-                )));
+            let named = || format!("object {}", extent.object());
+            pieces += extent.pieces.len();
+            if pieces > HANDLE_PIECES_MAX {
+                return Err(invalid(format!("it has more than {HANDLE_PIECES_MAX} pieces")));
             }
-            if extent.object.is_empty() || extent.object.len() > OBJECT_NAME_BYTES_MAX {
-                return Err(invalid(format!(
-                    "an object's name is empty or longer than {OBJECT_NAME_BYTES_MAX} bytes"
-                )));
-            }
+            let object_bytes = piece::check(&extent.pieces)
+                .map_err(|what| invalid(format!("the {what} of {} is out of bounds", named())))?;
             if extent.first != next {
                 return Err(invalid(format!("{} begins at {}, expected {next}", named(), extent.first)));
             }
             if extent.first >= extent.end {
                 return Err(invalid(format!("{} holds no change", named())));
             }
-            if extent.footer.is_empty() || extent.footer.end > extent.object_bytes {
+            if extent.footer.is_empty() || extent.footer.end > object_bytes {
                 return Err(invalid(format!("the footer of {} is not inside it", named())));
             }
-            let known = objects.entry((&extent.bucket, &extent.object)).or_insert(extent);
-            if (known.object_bytes, &known.footer, known.token)
-                != (extent.object_bytes, &extent.footer, extent.token)
-            {
+            let files: Vec<&Extent> = extent
+                .pieces
+                .iter()
+                .map(|piece| *objects.entry((&piece.bucket, &piece.object)).or_insert(extent))
+                .collect();
+            // Either all files are new, or all belong to the extent that named the first one, which is then the same.
+            let known = files[0];
+            let same =
+                (&known.pieces, &known.footer, known.token) == (&extent.pieces, &extent.footer, extent.token);
+            if !same || files.iter().any(|file| !std::ptr::eq(*file, known)) {
                 return Err(invalid(format!("{} is described in two ways", named())));
             }
             next = extent.end;
@@ -362,26 +381,44 @@ fn read_body(reader: &mut FieldReader<'_>) -> Result<ChangelogHandle, HandleErro
     let count = reader.count(EXTENTS_MAX, 1, "number of buckets")?;
     let mut buckets = Vec::with_capacity(count);
     for _ in 0..count {
-        buckets.push(reader.text(BUCKET_BYTES_MAX, "bucket")?);
+        buckets.push(Arc::from(reader.text(BUCKET_BYTES_MAX, "bucket")?));
     }
     let count = reader.count(EXTENTS_MAX, EXTENT_BYTES_MIN, "number of extents")?;
     let mut extents = Vec::with_capacity(count);
     let mut next = from;
+    let mut pieces_read = 0;
     for _ in 0..count {
-        let bucket =
-            usize::try_from(reader.varint("bucket index")?).ok().and_then(|index| buckets.get(index));
-        let bucket =
-            (*bucket.ok_or_else(|| invalid("an extent names a bucket that is not listed"))?).to_owned();
-        let object = reader.text(OBJECT_NAME_BYTES_MAX, "object name")?.to_owned();
-        let object_bytes = reader.varint("object length")?;
+        let pieces = read_pieces(reader, &buckets, HANDLE_PIECES_MAX - pieces_read)?;
+        pieces_read += pieces.len();
         let footer_offset = reader.varint("footer offset")?;
         let footer = footer_offset..add(footer_offset, reader.varint("footer length")?)?;
         let token = reader.u64("token")?;
         let end = add(next.0, reader.varint("number of changes")?).map(SequenceNumber)?;
-        extents.push(Extent { bucket, object, object_bytes, footer, token, first: next, end });
+        extents.push(Extent { pieces, footer, token, first: next, end });
         next = end;
     }
     Ok(ChangelogHandle { log, name, key_groups, from, to, extents })
+}
+
+fn read_pieces(
+    reader: &mut FieldReader<'_>,
+    buckets: &[Arc<str>],
+    max: usize,
+) -> Result<Vec<Piece>, HandleError> {
+    let count = reader.count(max.min(PIECES_MAX), PIECE_BYTES_MIN, "number of pieces")?;
+    let mut pieces = Vec::with_capacity(count);
+    for _ in 0..count {
+        let bucket =
+            usize::try_from(reader.varint("bucket index")?).ok().and_then(|index| buckets.get(index));
+        let bucket = bucket.ok_or_else(|| invalid("a piece names a bucket that is not listed"))?;
+        pieces.push(Piece {
+            bucket: Arc::clone(bucket),
+            object: reader.text(OBJECT_NAME_BYTES_MAX, "object name")?.to_owned(),
+            offset: reader.varint("offset of a piece")?,
+            bytes: reader.varint("length of a piece")?,
+        });
+    }
+    Ok(pieces)
 }
 
 fn add(start: u64, len: u64) -> Result<u64, HandleError> {
@@ -398,166 +435,4 @@ impl From<FieldError> for HandleError {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    pub(super) fn extent(object: &str, first: u64, end: u64) -> Extent {
-        Extent {
-            bucket: "file:///var/lib/checkpoints".into(),
-            object: object.into(),
-            object_bytes: 1 << 20,
-            footer: (1 << 20) - 900..1 << 20,
-            token: 0xfeed_0123_4567_89ab,
-            first: SequenceNumber(first),
-            end: SequenceNumber(end),
-        }
-    }
-
-    fn make(from: u64, to: u64, extents: Vec<Extent>) -> Result<ChangelogHandle, HandleError> {
-        let key_groups = KeyGroupRange::new(0, 127).unwrap();
-        ChangelogHandle::new(
-            LogId(0xabc << 64),
-            "orders",
-            key_groups,
-            SequenceNumber(from),
-            SequenceNumber(to),
-            extents,
-        )
-    }
-
-    /// The handle in tests/fixtures/handle-v1.bin and handle-v1.json. Never change it.
-    pub(super) fn fixture() -> ChangelogHandle {
-        let mut hedge = extent("orders/000002-b", 400, 1_000);
-        hedge.bucket = "file:///mnt/second".into();
-        hedge.object_bytes = u64::MAX;
-        let extents = vec![
-            extent("orders/000001-a", 100, 400),
-            hedge,
-            extent("orders/000001-a", 1_000, 1_001),
-            extent("orders/000003-ü\"", 1_001, 1 << 60),
-        ];
-        make(100, 1 << 60, extents).unwrap()
-    }
-
-    #[track_caller]
-    pub(super) fn assert_invalid(result: Result<ChangelogHandle, HandleError>, reason: &str) {
-        match result {
-            Err(HandleError::Invalid(what)) => assert!(what.contains(reason), "{what}"),
-            other => panic!("expected an invalid handle ({reason}), got {other:?}"),
-        }
-    }
-
-    #[test]
-    fn fixtures_decode_for_ever() {
-        let bytes = include_bytes!("../tests/fixtures/handle-v1.bin");
-        assert_eq!(ChangelogHandle::from_bytes(bytes), Ok(fixture()));
-        let json = include_str!("../tests/fixtures/handle-v1.json");
-        assert_eq!(ChangelogHandle::from_json(json), Ok(fixture()));
-        if HANDLE_VERSION == 1 {
-            assert_eq!(fixture().to_bytes(), bytes);
-            assert_eq!(fixture().to_json(), json.trim_end());
-        }
-    }
-
-    #[test]
-    fn what_contradicts_itself_is_refused() {
-        assert!(make(5, 5, vec![]).unwrap().is_empty());
-        assert_invalid(make(6, 5, vec![]), "ends before");
-        assert_invalid(make(5, 6, vec![]), "extents end at 5, expected 6");
-        assert_invalid(make(0, 5, vec![extent("a", 1, 5)]), "begins at 1, expected 0");
-        assert_invalid(make(0, 5, vec![extent("a", 0, 4)]), "end at 4, expected 5");
-        assert_invalid(make(0, 5, vec![extent("a", 0, 6)]), "end at 6, expected 5");
-        assert_invalid(make(0, 5, vec![extent("a", 0, 3), extent("b", 4, 5)]), "begins at 4, expected 3");
-        assert_invalid(make(0, 5, vec![extent("a", 0, 0), extent("b", 0, 5)]), "holds no change");
-        assert_invalid(make(0, 5, vec![extent("", 0, 5)]), "name is empty");
-        assert_invalid(make(0, 5, vec![extent(&"x".repeat(1025), 0, 5)]), "longer than 1024");
-        let bad_footer = |footer| vec![Extent { footer, ..extent("a", 0, 5) }];
-        assert_invalid(make(0, 5, bad_footer(7..7)), "footer");
-        assert_invalid(make(0, 5, bad_footer(7..(1 << 20) + 1)), "footer");
-        let other = Extent { token: 1, ..extent("a", 3, 5) };
-        assert_invalid(make(0, 5, vec![extent("a", 0, 3), other]), "described in two ways");
-        let many = (0..=EXTENTS_MAX as u64).map(|at| extent("a", at, at + 1)).collect();
-        assert_invalid(make(0, EXTENTS_MAX as u64 + 1, many), "more than 65536 extents");
-        let long = (0..20_000).map(|at| extent(&format!("{at:01000}"), at, at + 1)).collect();
-        assert_invalid(make(0, 20_000, long), "more than 16777216");
-    }
-
-    #[test]
-    fn every_object_is_listed_once() {
-        let handle = fixture();
-        let objects: Vec<_> = handle.objects().map(|(_, object)| object).collect();
-        assert_eq!(objects, ["orders/000001-a", "orders/000002-b", "orders/000003-ü\""]);
-    }
-
-    #[test]
-    fn every_bit_flip_and_truncation_of_the_bytes_is_detected() {
-        let bytes = fixture().to_bytes();
-        for len in 0..bytes.len() {
-            let expected = if len == 0 { HandleError::NotAHandle } else { HandleError::Truncated };
-            assert_eq!(ChangelogHandle::from_bytes(&bytes[..len]), Err(expected), "cut at {len}");
-        }
-        for bit in 0..bytes.len() * 8 {
-            let mut flipped = bytes.clone();
-            flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(ChangelogHandle::from_bytes(&flipped).is_err(), "bit {bit}");
-        }
-        assert_invalid(ChangelogHandle::from_bytes(&[&bytes[..], &[0]].concat()), "after its end");
-    }
-
-    #[test]
-    fn foreign_and_newer_input_is_named() {
-        for foreign in [&b""[..], b"not a handle at all", &[0; 100]] {
-            assert_eq!(ChangelogHandle::from_bytes(foreign), Err(HandleError::NotAHandle));
-        }
-        for foreign in ["", "hello", "[1]", "{}", "null", r#"{"format":"x"}"#] {
-            assert_eq!(ChangelogHandle::from_json(foreign), Err(HandleError::NotAHandle), "{foreign}");
-        }
-        let newer = HandleError::NewerVersion { found: 7, known: HANDLE_VERSION };
-        let mut bytes = fixture().to_bytes();
-        bytes[8] = 7;
-        assert_eq!(ChangelogHandle::from_bytes(&bytes), Err(newer.clone()));
-        let json = fixture().to_json().replace(r#""version":1"#, r#""version":7"#);
-        assert_eq!(ChangelogHandle::from_json(&json), Err(newer));
-    }
-
-    proptest! {
-        #[test]
-        fn handles_come_back_from_both_forms(
-            name in "\\PC{0,40}",
-            from in prop_oneof![Just(0), any::<u32>().prop_map(u64::from), 1u64 << 53..1 << 62],
-            lens in proptest::collection::vec((1u64..1 << 40, 0u8..4, any::<u64>()), 0..20),
-        ) {
-            let mut next = from;
-            let mut extents = Vec::new();
-            for (index, (len, bucket, token)) in lens.into_iter().enumerate() {
-                let mut extent = extent(&format!("o-{index}"), next, next + len);
-                extent.bucket = format!("s3://b{bucket}");
-                extent.token = token;
-                next += len;
-                extents.push(extent);
-            }
-            let handle = ChangelogHandle::new(
-                LogId(u128::from(from) << 60), name, KeyGroupRange::ALL, SequenceNumber(from), SequenceNumber(next),
-                extents,
-            ).unwrap();
-            prop_assert_eq!(ChangelogHandle::from_bytes(&handle.to_bytes()), Ok(handle.clone()));
-            prop_assert_eq!(ChangelogHandle::from_json(&handle.to_json()), Ok(handle));
-        }
-
-        /// A right checksum over wrong contents: what a decoder meets after a fault in another program.
-        #[test]
-        fn arbitrary_bodies_are_refused_or_consistent(body in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let mut bytes = HANDLE_MAGIC.to_vec();
-            bytes.extend_from_slice(&HANDLE_VERSION.to_le_bytes());
-            bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
-            bytes.extend_from_slice(&body);
-            let checksum = XxHash3_64::oneshot(&bytes);
-            bytes.extend_from_slice(&checksum.to_le_bytes());
-            if let Ok(handle) = ChangelogHandle::from_bytes(&bytes) {
-                prop_assert_eq!(handle.check(), Ok(()));
-            }
-        }
-    }
-}
+mod tests;

@@ -4,7 +4,8 @@
 //! truncations, releases). What the records say is in manifest.rs, how the file survives a crash in the io crate.
 //!
 //! A record is durable when [`record`](Ledger::record) returns `Ok`, and only then may its effect be carried out. After a
-//! failed append the end of the file is unknown, so the next one writes the whole state anew. When the device is out of
+//! failed append the end of the file is unknown, so the next one writes the whole state anew. What only spares work later
+//! is [noted](Ledger::note), and becomes durable with the next record. When the device is out of
 //! service the ledger is *detached*: it goes on in memory, since persists do.
 
 use std::collections::BTreeSet;
@@ -36,6 +37,8 @@ struct Inner {
     manifest: Manifest,
     /// The length of the file after its last rewriting.
     rewritten_bytes: u64,
+    /// Records for the next append.
+    noted: Vec<Vec<u8>>,
     /// The end of the file is unknown.
     broken: bool,
     detached: Option<Detached>,
@@ -59,9 +62,8 @@ impl fmt::Debug for Ledger {
 impl Ledger {
     pub fn new(state: ManifestState, manifest: Manifest) -> Ledger {
         let rewritten_bytes = manifest.len_bytes();
-        Ledger {
-            inner: Mutex::new(Inner { state, manifest, rewritten_bytes, broken: false, detached: None }),
-        }
+        let (noted, broken, detached) = (Vec::new(), false, None);
+        Ledger { inner: Mutex::new(Inner { state, manifest, rewritten_bytes, noted, broken, detached }) }
     }
 
     /// Looks at the state.
@@ -84,11 +86,10 @@ impl Ledger {
     /// If a record contradicts the state: a bug, and better loud than on disk.
     pub fn record(&self, records: Vec<ManifestRecord>) -> io::Result<()> {
         let mut inner = lock(&self.inner);
-        let encoded: Vec<Vec<u8>> = records.iter().map(ManifestRecord::encode).collect();
+        let mut encoded = std::mem::take(&mut inner.noted);
         for record in records {
-            if let Err(error) = inner.state.apply(record) {
-                panic!("the manifest was to record an impossible thing: {error}");
-            }
+            encoded.push(record.encode());
+            inner.apply(record);
         }
         if inner.detached.is_some() {
             return Ok(());
@@ -105,6 +106,18 @@ impl Ledger {
             return inner.rewrite();
         }
         Ok(())
+    }
+
+    /// Adds a record that may be lost in a crash: it becomes durable with the next one that must not.
+    ///
+    /// # Panics
+    /// As [`record`](Self::record).
+    pub fn note(&self, record: ManifestRecord) {
+        let mut inner = lock(&self.inner);
+        if inner.detached.is_none() {
+            inner.noted.push(record.encode());
+        }
+        inner.apply(record);
     }
 
     /// Makes all that was ever recorded durable, in the fewest bytes, so that any later damage to it is noticed.
@@ -128,7 +141,8 @@ impl Ledger {
     /// The device is out of service: go on in memory.
     pub fn detach(&self) {
         let mut inner = lock(&self.inner);
-        let uploads = inner.state.uploads().keys().cloned().collect();
+        let unfinished = |object: &&String| !inner.state.objects().contains_key(*object);
+        let uploads = inner.state.uploads().keys().filter(unfinished).cloned().collect();
         let objects = inner.state.objects().keys().cloned().collect();
         inner.detached.get_or_insert(Detached { uploads, objects });
     }
@@ -164,9 +178,7 @@ pub(crate) fn handle_in(
     let extents = overlapping.map(|extent| {
         let object = &state.objects()[&extent.object];
         Extent {
-            bucket: object.bucket.clone(),
-            object: object.object.clone(),
-            object_bytes: object.object_bytes,
+            pieces: object.pieces.clone(),
             footer: object.footer.clone(),
             token: object.token,
             first: extent.first.max(from),
@@ -178,8 +190,15 @@ pub(crate) fn handle_in(
 }
 
 impl Inner {
+    fn apply(&mut self, record: ManifestRecord) {
+        if let Err(error) = self.state.apply(record) {
+            panic!("the manifest was to record an impossible thing: {error}");
+        }
+    }
+
     fn rewrite(&mut self) -> io::Result<()> {
         self.broken = true;
+        self.noted.clear();
         let records: Vec<Vec<u8>> = self.state.snapshot().iter().map(ManifestRecord::encode).collect();
         let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
         self.manifest.rewrite(&slices)?;

@@ -24,6 +24,7 @@ pub mod manifest;
 mod options;
 #[doc(hidden)]
 pub mod part;
+mod piece;
 mod queue;
 mod reader;
 #[doc(hidden)]
@@ -44,11 +45,12 @@ pub use changelog::Changelog;
 #[doc(hidden)]
 pub use changelog::Seams;
 pub use error::{
-    AppendError, CloseError, ControlError, CreateError, OpenError, PersistError, ReadError, SyncError,
+    AppendError, CloseError, ControlError, CreateError, Forked, OpenError, PersistError, ReadError, SyncError,
 };
 pub use handle::{ChangelogHandle, Extent, HandleError};
 pub use local::{LocalLog, LocalLogs};
 pub use options::{Compression, Durability, EngineChoice, OptionError, Options, UploadRuntime};
+pub use piece::Piece;
 pub use reader::{Change, ChangelogReader, ReadStats};
 pub use recovered::RecoveredLog;
 pub use tidelog_io::disk::EngineInfo;

@@ -14,7 +14,7 @@ use crate::ledger::handle_in;
 use crate::manifest::ManifestState;
 use crate::reader::{ChangelogReader, Pin};
 use crate::recovered::{FoundLog, LocalSite};
-use crate::recovery::recover;
+use crate::recovery::{has_manifest, recover};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 
 /// The logs in a local directory that nobody has open, to be read.
@@ -75,6 +75,7 @@ impl LocalLogs {
         // Looked at before the lock: locking would make a directory of what is none.
         let files = RealFiles::open(&path)
             .map_err(|source| OpenError::Io { action: format!("opening {}", path.display()), source })?;
+        has_manifest(&path, &files)?;
         Manifest::inspect(&files).map_err(damaged)?;
         let directory = Directory::open(&path)?;
         let files: Arc<dyn Files> = directory.files();

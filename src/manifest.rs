@@ -7,24 +7,34 @@
 //! A record is applied to the live state first and appended to the file only if the state took it, so that a manifest
 //! never holds a record that its own replay refuses. A record must be durable before what it announces is done.
 //!
+//! The files of an object are named after it: its name, or its name and a suffix. So whatever an upload may have left behind,
+//! in any of the buckets noted when it was opened, begins with the name in that record.
+//!
 //! A record is a tag byte and its fields: integers without a width are those of `varint.rs`, fixed ones little-endian, a text is its
 //! length and its UTF-8. Tags are never used again; a record with an unknown tag comes from a newer program.
 
 mod state;
 
 use std::ops::Range;
+use std::sync::Arc;
 
 pub use state::{Cut, LogExtent, LogState, ManifestState, OpenUpload};
 
 use crate::fields::{FieldError, FieldReader, put_text};
-use crate::handle::{BUCKET_BYTES_MAX, LOG_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
+use crate::handle::LOG_NAME_BYTES_MAX;
+use crate::piece::{self, BUCKET_BYTES_MAX, OBJECT_NAME_BYTES_MAX, PIECES_MAX, Piece};
 use crate::{KeyGroupRange, LogId, SequenceNumber, varint};
 
 /// The most ranges in one [`ManifestRecord::ObjectCompleted`], so that a record stays far below the manifest file's
 /// limit of 1 MiB. An object with more takes several records; see [`ManifestRecord::completed`].
-pub const RANGES_PER_RECORD_MAX: usize = 1 << 14;
+pub const RANGES_PER_RECORD_MAX: usize = 1 << 13;
+/// The most buckets in which files of one object may be.
+pub const BUCKETS_MAX: usize = 64;
+/// The longest suffix that tells the files of an object apart, in bytes.
+pub const SUFFIX_BYTES_MAX: usize = 16;
 
 const RANGE_BYTES_MIN: usize = 18;
+const PIECE_BYTES_MIN: usize = 4;
 
 /// The changes `[first, end)` of one log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,14 +50,12 @@ pub struct LogRange {
 /// An object whose commit is proven, as far as one directory's logs are concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompletedObject {
-    /// The URL of its bucket.
-    pub bucket: String,
     /// Its name, which contains a unique token and so is never used twice, in any bucket.
     pub object: String,
     /// The token that its checksums are bound to.
     pub token: u64,
-    /// Its length in bytes.
-    pub object_bytes: u64,
+    /// Where its bytes are.
+    pub pieces: Vec<Piece>,
     /// Where its footer is, in bytes.
     pub footer: Range<u64>,
     /// A block number of this directory: every change in blocks below it is in this object, in an earlier one, or
@@ -55,6 +63,14 @@ pub struct CompletedObject {
     pub blocks_end: u64,
     /// The changes of this directory's logs in it. A log may have several ranges; none overlaps another object's.
     pub ranges: Vec<LogRange>,
+}
+
+impl CompletedObject {
+    /// Its length in bytes.
+    #[must_use]
+    pub fn object_bytes(&self) -> u64 {
+        piece::total_bytes(&self.pieces)
+    }
 }
 
 /// One fact about a directory.
@@ -132,10 +148,10 @@ pub enum ManifestRecord {
         /// The log.
         log: LogId,
     },
-    /// An object may exist, wholly or in part, from here on.
+    /// Files of an object may exist, in these buckets, from here on.
     UploadOpened {
-        /// The URL of its bucket.
-        bucket: String,
+        /// The URLs of the buckets.
+        buckets: Vec<Arc<str>>,
         /// Its name.
         object: String,
         /// Its token.
@@ -143,8 +159,8 @@ pub enum ManifestRecord {
     },
     /// An object's commit is proven.
     ObjectCompleted(CompletedObject),
-    /// An upload was given up and nothing is left of it.
-    UploadAbandoned {
+    /// Nothing is left of an upload, in any bucket, but the pieces of its object, if that is complete.
+    UploadSettled {
         /// The name of its object.
         object: String,
     },
@@ -193,7 +209,7 @@ const TAG_LOG_CLOSED: u8 = 8;
 const TAG_LOG_FORGOTTEN: u8 = 9;
 const TAG_UPLOAD_OPENED: u8 = 10;
 const TAG_OBJECT_COMPLETED: u8 = 11;
-const TAG_UPLOAD_ABANDONED: u8 = 12;
+const TAG_UPLOAD_SETTLED: u8 = 12;
 const TAG_OBJECT_DELETED: u8 = 13;
 const TAG_SEGMENT_SEALED: u8 = 14;
 
@@ -258,9 +274,10 @@ impl ManifestRecord {
             }
             ManifestRecord::LogClosed { log } => put_log(&mut out, TAG_LOG_CLOSED, *log),
             ManifestRecord::LogForgotten { log } => put_log(&mut out, TAG_LOG_FORGOTTEN, *log),
-            ManifestRecord::UploadOpened { bucket, object, token } => {
+            ManifestRecord::UploadOpened { buckets, object, token } => {
                 out.push(TAG_UPLOAD_OPENED);
-                put_text(&mut out, bucket);
+                varint::put(&mut out, buckets.len() as u64);
+                buckets.iter().for_each(|bucket| put_text(&mut out, bucket));
                 put_text(&mut out, object);
                 out.extend_from_slice(&token.to_le_bytes());
             }
@@ -268,8 +285,8 @@ impl ManifestRecord {
                 out.push(TAG_OBJECT_COMPLETED);
                 put_completed(&mut out, completed);
             }
-            ManifestRecord::UploadAbandoned { object } => {
-                out.push(TAG_UPLOAD_ABANDONED);
+            ManifestRecord::UploadSettled { object } => {
+                out.push(TAG_UPLOAD_SETTLED);
                 put_text(&mut out, object);
             }
             ManifestRecord::ObjectDeleted { object } => {
@@ -324,12 +341,12 @@ impl ManifestRecord {
             TAG_LOG_CLOSED => ManifestRecord::LogClosed { log: read_log(&mut reader)? },
             TAG_LOG_FORGOTTEN => ManifestRecord::LogForgotten { log: read_log(&mut reader)? },
             TAG_UPLOAD_OPENED => ManifestRecord::UploadOpened {
-                bucket: reader.text(BUCKET_BYTES_MAX, "bucket")?.to_owned(),
+                buckets: read_buckets(&mut reader)?,
                 object: read_object(&mut reader)?,
                 token: reader.u64("token")?,
             },
             TAG_OBJECT_COMPLETED => ManifestRecord::ObjectCompleted(read_completed(&mut reader)?),
-            TAG_UPLOAD_ABANDONED => ManifestRecord::UploadAbandoned { object: read_object(&mut reader)? },
+            TAG_UPLOAD_SETTLED => ManifestRecord::UploadSettled { object: read_object(&mut reader)? },
             TAG_OBJECT_DELETED => ManifestRecord::ObjectDeleted { object: read_object(&mut reader)? },
             TAG_SEGMENT_SEALED => {
                 let segment = read_segment(&mut reader)?;
@@ -358,10 +375,9 @@ fn put_log(out: &mut Vec<u8>, tag: u8, log: LogId) {
 }
 
 fn put_completed(out: &mut Vec<u8>, completed: &CompletedObject) {
-    put_text(out, &completed.bucket);
     put_text(out, &completed.object);
     out.extend_from_slice(&completed.token.to_le_bytes());
-    varint::put(out, completed.object_bytes);
+    put_pieces(out, &completed.object, &completed.pieces);
     varint::put(out, completed.footer.start);
     varint::put(out, completed.footer.end.wrapping_sub(completed.footer.start));
     varint::put(out, completed.blocks_end);
@@ -374,10 +390,9 @@ fn put_completed(out: &mut Vec<u8>, completed: &CompletedObject) {
 }
 
 fn read_completed(reader: &mut FieldReader<'_>) -> Result<CompletedObject, ManifestError> {
-    let bucket = reader.text(BUCKET_BYTES_MAX, "bucket")?.to_owned();
     let object = read_object(reader)?;
     let token = reader.u64("token")?;
-    let object_bytes = reader.varint("object length")?;
+    let pieces = read_pieces(reader, &object)?;
     let footer_offset = reader.varint("footer offset")?;
     let footer_end = footer_offset.checked_add(reader.varint("footer length")?);
     let footer = footer_offset..footer_end.ok_or(ManifestError::Invalid("footer length"))?;
@@ -390,7 +405,53 @@ fn read_completed(reader: &mut FieldReader<'_>) -> Result<CompletedObject, Manif
         let end = first.0.checked_add(reader.varint("range")?).ok_or(ManifestError::Invalid("range"))?;
         ranges.push(LogRange { log, first, end: SequenceNumber(end) });
     }
-    Ok(CompletedObject { bucket, object, token, object_bytes, footer, blocks_end, ranges })
+    Ok(CompletedObject { object, token, pieces, footer, blocks_end, ranges })
+}
+
+/// A bucket is written where it is first named, and is a number from then on; of a name, only what follows the object's.
+fn put_pieces(out: &mut Vec<u8>, object: &str, pieces: &[Piece]) {
+    varint::put(out, pieces.len() as u64);
+    let mut buckets: Vec<&str> = Vec::new();
+    for piece in pieces {
+        let known = buckets.iter().position(|bucket| *bucket == &*piece.bucket);
+        varint::put(out, known.unwrap_or(buckets.len()) as u64);
+        if known.is_none() {
+            put_text(out, &piece.bucket);
+            buckets.push(&piece.bucket);
+        }
+        put_text(out, piece.object.strip_prefix(object).unwrap_or(&piece.object));
+        varint::put(out, piece.offset);
+        varint::put(out, piece.bytes);
+    }
+}
+
+fn read_pieces(reader: &mut FieldReader<'_>, object: &str) -> Result<Vec<Piece>, ManifestError> {
+    let count = reader.count(PIECES_MAX, PIECE_BYTES_MIN, "number of pieces")?;
+    let mut pieces = Vec::with_capacity(count);
+    let mut buckets: Vec<Arc<str>> = Vec::new();
+    for _ in 0..count {
+        let index = reader.varint_up_to(buckets.len().min(BUCKETS_MAX - 1) as u64, "bucket")? as usize;
+        if index == buckets.len() {
+            let bucket = reader.text(BUCKET_BYTES_MAX, "bucket")?;
+            if buckets.iter().any(|known| **known == *bucket) {
+                return Err(ManifestError::Invalid("bucket"));
+            }
+            buckets.push(bucket.into());
+        }
+        let suffix = reader.text(SUFFIX_BYTES_MAX, "object name")?;
+        pieces.push(Piece {
+            bucket: Arc::clone(&buckets[index]),
+            object: [object, suffix].concat(),
+            offset: reader.varint("offset of a piece")?,
+            bytes: reader.varint("length of a piece")?,
+        });
+    }
+    Ok(pieces)
+}
+
+fn read_buckets(reader: &mut FieldReader<'_>) -> Result<Vec<Arc<str>>, FieldError> {
+    let count = reader.count(BUCKETS_MAX, 1, "number of buckets")?;
+    (0..count).map(|_| reader.text(BUCKET_BYTES_MAX, "bucket").map(Arc::from)).collect()
 }
 
 fn read_segment(reader: &mut FieldReader<'_>) -> Result<u32, FieldError> {
@@ -419,125 +480,4 @@ impl From<FieldError> for ManifestError {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// The records in tests/fixtures/manifest-v1.bin, each after its length as u32. Never change them, only add.
-    fn fixture() -> Vec<ManifestRecord> {
-        let (log, object) = (LogId(0x0123_4567_89ab_cdef << 64 | 5), "orders/000001-a".to_owned());
-        let bucket = "file:///var/lib/checkpoints".to_owned();
-        let range = |first, end| LogRange { log, first: SequenceNumber(first), end: SequenceNumber(end) };
-        vec![
-            ManifestRecord::Opened { session: 0xfeed_0000_0000_0001, next_epoch: 1, next_number: 300 },
-            ManifestRecord::SegmentAcquired { segment: 1, epoch: 1 },
-            ManifestRecord::SegmentAcquired { segment: u32::MAX, epoch: 1 << 40 },
-            ManifestRecord::SegmentReleased { segment: 1, epoch: 1 },
-            ManifestRecord::Cut { epoch_below: 1 << 41, number: 17_000 },
-            ManifestRecord::LogCreated {
-                log,
-                name: "örders".to_owned(),
-                key_groups: KeyGroupRange::new(64, 300).unwrap(),
-            },
-            ManifestRecord::LogTruncated { log, to: SequenceNumber(9) },
-            ManifestRecord::LogConfirmed { log, to: SequenceNumber(1_000_000) },
-            ManifestRecord::LogClosed { log },
-            ManifestRecord::UploadOpened { bucket: bucket.clone(), object: object.clone(), token: 0xbeef },
-            ManifestRecord::ObjectCompleted(CompletedObject {
-                bucket,
-                object: object.clone(),
-                token: 0xbeef,
-                object_bytes: 5_000_000_000,
-                footer: 4_999_999_000..5_000_000_000,
-                blocks_end: 700,
-                ranges: vec![range(0, 10), range(20, 1 << 50)],
-            }),
-            ManifestRecord::UploadAbandoned { object: object.clone() },
-            ManifestRecord::ObjectDeleted { object },
-            ManifestRecord::LogForgotten { log },
-        ]
-    }
-
-    #[test]
-    fn the_fixture_decodes_for_ever() {
-        let mut bytes = &include_bytes!("../tests/fixtures/manifest-v1.bin")[..];
-        for expected in fixture() {
-            let (len_bytes, rest) = bytes.split_first_chunk().unwrap();
-            let (record, rest) = rest.split_at(u32::from_le_bytes(*len_bytes) as usize);
-            assert_eq!(ManifestRecord::decode(record), Ok(expected.clone()));
-            assert_eq!(expected.encode(), record);
-            bytes = rest;
-        }
-        assert!(bytes.is_empty());
-    }
-
-    #[test]
-    fn records_have_one_encoding_and_no_prefix_or_extension_of_it() {
-        for record in fixture() {
-            let bytes = record.encode();
-            for len in 0..bytes.len() {
-                let cut = ManifestRecord::decode(&bytes[..len]);
-                assert!(matches!(cut, Err(ManifestError::Truncated(_))), "{record:?} cut at {len}: {cut:?}");
-            }
-            let extended = [&bytes[..], &[0]].concat();
-            assert_eq!(
-                ManifestRecord::decode(&extended),
-                Err(ManifestError::Invalid("length")),
-                "{record:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn unknown_kinds_are_newer() {
-        for tag in TAG_SEGMENT_SEALED + 1..=u8::MAX {
-            assert_eq!(ManifestRecord::decode(&[tag, 1, 2, 3]), Err(ManifestError::NewerRecord { tag }));
-        }
-        assert_eq!(ManifestRecord::decode(&[0, 1, 2, 3]), Err(ManifestError::Invalid("kind")));
-    }
-
-    #[test]
-    fn counts_are_bounded_before_allocation() {
-        let mut object = CompletedObject {
-            bucket: "b".to_owned(),
-            object: "o".to_owned(),
-            token: 0,
-            object_bytes: 9,
-            footer: 1..9,
-            blocks_end: 0,
-            ranges: Vec::new(),
-        };
-        let mut bytes = ManifestRecord::ObjectCompleted(object.clone()).encode();
-        assert_eq!(bytes.pop(), Some(1), "the number of ranges, 0, comes last");
-        let mut many = bytes.clone();
-        varint::put(&mut many, RANGES_PER_RECORD_MAX as u64 + 1);
-        assert_eq!(ManifestRecord::decode(&many), Err(ManifestError::Invalid("number of ranges")));
-        varint::put(&mut bytes, RANGES_PER_RECORD_MAX as u64);
-        assert_eq!(ManifestRecord::decode(&bytes), Err(ManifestError::Truncated("number of ranges")));
-
-        let range =
-            |at: u64| LogRange { log: LogId(1), first: SequenceNumber(at), end: SequenceNumber(u64::MAX) };
-        object.ranges = (0..2 * RANGES_PER_RECORD_MAX as u64 + 1).map(range).collect();
-        let records = ManifestRecord::completed(object);
-        assert_eq!(records.len(), 3);
-        for record in records {
-            let bytes = record.encode();
-            assert!(bytes.len() < 1 << 20, "{}", bytes.len());
-            assert_eq!(ManifestRecord::decode(&bytes), Ok(record));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn arbitrary_bytes_decode_to_what_encodes_to_them(
-            tag in 0u8..16,
-            rest in proptest::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..120),
-        ) {
-            let bytes = [&[tag][..], &rest].concat();
-            if let Ok(record) = ManifestRecord::decode(&bytes) {
-                prop_assert_eq!(record.encode(), bytes);
-            }
-        }
-    }
-}
+mod tests;

@@ -22,6 +22,7 @@ use crate::error::ReadError;
 use crate::footer::Footer;
 use crate::handle::{ChangelogHandle, Extent};
 use crate::part::{Changeset, Compression, Directory, DirectoryEntry, PartError, PartId, Run};
+use crate::piece;
 use crate::types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 use crate::walk::{self, Walk};
 
@@ -177,8 +178,8 @@ struct UnderWay {
     bytes: Option<Download>,
 }
 
-/// Bytes on their way from a bucket.
-type Download = Pending<Result<Bytes, StoreError>>;
+/// Bytes on their way from buckets: the concatenation of these.
+type Download = Vec<Pending<Result<Bytes, StoreError>>>;
 
 /// Drivers by the URL of their bucket.
 #[derive(Debug, Default)]
@@ -198,13 +199,18 @@ impl Buckets {
         Ok(driver)
     }
 
+    /// A range of the object's bytes, wherever they are.
     fn get(&mut self, extent: &Extent, range: Range<u64>) -> Result<Download, ReadError> {
-        let driver = self.driver(&extent.bucket)?;
-        self.stats.requests += 1;
-        self.stats.bytes += range.end - range.start;
-        let (resolver, pending) = tidelog_upload::channel();
-        driver.get(&extent.object, range, move |outcome| resolver.resolve(outcome));
-        Ok(pending)
+        let mut download = Vec::new();
+        for (piece, range) in piece::locate(&extent.pieces, range) {
+            let driver = self.driver(&piece.bucket)?;
+            self.stats.requests += 1;
+            self.stats.bytes += range.end - range.start;
+            let (resolver, pending) = tidelog_upload::channel();
+            driver.get(&piece.object, range, move |outcome| resolver.resolve(outcome));
+            download.push(pending);
+        }
+        Ok(download)
     }
 }
 
@@ -262,7 +268,9 @@ impl ChangelogReader {
         let key_groups = self.key_groups;
         for handle in handles.iter().filter(|handle| handle.key_groups().intersection(key_groups).is_some()) {
             for extent in handle.extents() {
-                self.buckets.driver(&extent.bucket)?;
+                for piece in &extent.pieces {
+                    self.buckets.driver(&piece.bucket)?;
+                }
                 let (log, extent) = (handle.log(), extent.clone());
                 self.sources.push(Source::Object(ObjectSource { log, extent, runs: Vec::new() }));
             }
@@ -335,15 +343,18 @@ impl ChangelogReader {
 
     /// Reads the footers of all objects, each once, and notes the runs that are needed.
     async fn read_footers(&mut self) -> Result<(), ReadError> {
-        let mut footers: HashMap<(String, String), Arc<Footer>> = HashMap::new();
+        let mut footers: HashMap<(Arc<str>, String), Arc<Footer>> = HashMap::new();
         for source in &mut self.sources {
             let Source::Object(source) = source else { continue };
-            let Extent { bucket, object, footer, token, .. } = &source.extent;
-            let key = (bucket.clone(), object.clone());
+            let Extent { pieces, footer, token, .. } = &source.extent;
+            // A file belongs to one object.
+            let key = (Arc::clone(&pieces[0].bucket), pieces[0].object.clone());
             if !footers.contains_key(&key) {
                 let bytes = settled(self.buckets.get(&source.extent, footer.clone())?).await?;
-                let footer = Footer::decode(&bytes, Some(*token))
-                    .map_err(|source| ReadError::Footer { object: object.clone(), source })?;
+                let footer = Footer::decode(&bytes, Some(*token)).map_err(|error| ReadError::Footer {
+                    object: source.extent.object().to_owned(),
+                    source: error,
+                })?;
                 footers.insert(key.clone(), Arc::new(footer));
             }
             source.runs = needed_runs(&footers[&key], source.log, &source.extent)?;
@@ -446,7 +457,7 @@ impl ChangelogReader {
 
     fn damaged(&self, source: usize, run: &PartRun, range: Range<u64>, error: PartError) -> ReadError {
         let object = match &self.sources[source] {
-            Source::Object(source) => source.extent.object.clone(),
+            Source::Object(source) => source.extent.object().to_owned(),
             Source::Local(local) => local.directory.display().to_string(),
         };
         ReadError::Damaged {
@@ -477,11 +488,17 @@ impl Iterator for ChangelogReader {
     }
 }
 
-async fn settled(pending: Download) -> Result<Bytes, ReadError> {
-    match pending.await {
-        Ok(outcome) => Ok(outcome?),
-        Err(_) => Err(ReadError::Closed),
+async fn settled(download: Download) -> Result<Bytes, ReadError> {
+    let mut read = Vec::with_capacity(download.len());
+    for pending in download {
+        read.push(pending.await.map_err(|_| ReadError::Closed)??);
     }
+    if read.len() == 1
+        && let Some(bytes) = read.pop()
+    {
+        return Ok(bytes);
+    }
+    Ok(read.concat().into())
 }
 
 /// The runs of `log` that hold changes of the extent, checked to hold all of them.
@@ -507,7 +524,7 @@ fn needed_runs(footer: &Footer, log: LogId, extent: &Extent) -> Result<Vec<PartR
     }
     if due < extent.end {
         let what = format!("changes {due} to {} of log {log} are not in it", extent.end);
-        return Err(ReadError::Mismatch { object: extent.object.clone(), what });
+        return Err(ReadError::Mismatch { object: extent.object().to_owned(), what });
     }
     Ok(needed)
 }

@@ -192,6 +192,10 @@ impl RecoveredLog {
     /// See [`PersistError`].
     pub fn persist_durably(&self, from: SequenceNumber) -> PersistFuture {
         let (resolver, pending) = tidelog_upload::channel();
+        if let Err(forked) = self.core.check_owner() {
+            resolver.resolve(Err(forked.into()));
+            return PersistFuture(pending);
+        }
         let FoundLog { log, ref name, key_groups, start, end, blocks_end, .. } = *self.found;
         if from < start || from > end {
             resolver.resolve(Err(PersistError::OutOfRange { log, from, start, end }));
@@ -216,6 +220,7 @@ impl RecoveredLog {
     /// # Errors
     /// See [`ReadError`].
     pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
+        self.core.check_owner()?;
         let site = &self.core.sites[self.device];
         let (core, device) = (Arc::clone(&self.core), self.device);
         site.readers.pin();

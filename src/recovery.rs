@@ -13,6 +13,7 @@ use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
+use tidelog_io::directory::MANIFEST_NAME;
 use tidelog_io::disk::Files;
 use tidelog_io::segment::{BlockPlace, parse_segment_name, segment_name};
 
@@ -50,6 +51,21 @@ struct Bad {
     error: BlockError,
     /// The number that the bad block must have had, where a later one in its segment tells.
     number: Option<u64>,
+}
+
+/// Whether a directory has a manifest. One with segments must have.
+pub(crate) fn has_manifest(directory: &Path, files: &dyn Files) -> Result<bool, OpenError> {
+    let names = files.list().map_err(|source| OpenError::Io {
+        action: format!("listing files in {}", directory.display()),
+        source,
+    })?;
+    if names.iter().any(|(name, _)| name == MANIFEST_NAME) {
+        return Ok(true);
+    }
+    match names.into_iter().find(|(name, _)| parse_segment_name(name).is_some()) {
+        Some((segment, _)) => Err(OpenError::ManifestMissing { directory: directory.to_owned(), segment }),
+        None => Ok(false),
+    }
 }
 
 /// Reads what `state` says is in use.
@@ -331,7 +347,13 @@ impl Window<'_> {
     }
 
     fn error(&self, name: &str, source: io::Error) -> OpenError {
-        OpenError::Io { action: format!("reading {name} in {}", self.scan.directory.display()), source }
+        let directory = self.scan.directory;
+        match source.kind() {
+            io::ErrorKind::NotFound => {
+                OpenError::SegmentMissing { directory: directory.to_owned(), segment: name.to_owned() }
+            }
+            _ => OpenError::Io { action: format!("reading {name} in {}", directory.display()), source },
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 //! [`Spiller::step`] does all that can be done at a given time and says when it wants to be called again; its thread is a
 //! short loop around it, and a simulation calls it directly. It does not sort and does not look into values. What becomes
 //! of a durable block is the uploader's business, which segment is written and what happens when a write fails that of the
-//! segments.
+//! segments. Here is what happens while all is well; requests, large values and a device out of service have files of
+//! their own.
 //!
 //! Invariants:
 //! 1. The changes of a log enter blocks in the order of their numbers: a lane is not drained past a hand-over marker until
@@ -13,8 +14,11 @@
 //!    in their middle.
 //! 3. A number is durable for a log only when its block, and all blocks before it, are.
 
+mod large;
+mod requests;
+mod sick;
+
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,14 +28,16 @@ use crossbeam_channel::Sender;
 use tidelog_io::aligned::{AlignedBuf, Arena};
 use tidelog_io::ring::Consumer;
 use tidelog_io::segment::{BlockPlace, DurableBlock, Health, RefusedReason, Segments};
-use tidelog_upload::Resolver;
 
-use crate::block::{self, BlockBuilder, TABLE_ENTRY_BYTES};
+use self::large::LargeValue;
+use self::requests::{Answer, Flush};
+use self::sick::Sick;
+use crate::block::{BlockBuilder, TABLE_ENTRY_BYTES};
 use crate::device::{Budget, Device, Log, SideValue, SpillRequest};
 use crate::error::SyncError;
 use crate::ledger::Ledger;
 use crate::queue::{BlockRange, Held, LocalBlock};
-use crate::record::{FRAGMENT_LEAD_BYTES, FRAME_HEADER_BYTES, FrameKind, Header, fragment_lead, frame_len};
+use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header};
 use crate::types::{ChangeKind, SequenceNumber};
 use crate::uploader::Event;
 use crate::writer::MARKER_BYTES;
@@ -45,8 +51,6 @@ const OUTBOX_BLOCKS: usize = 8;
 /// A change is cut into fragments if it does not fit the rest of a block and has at least this share of a whole one: a
 /// shorter one goes into the next block.
 const LONG_FRACTION: usize = 8;
-/// A fragment of a large value is not started for less room than this.
-const FRAGMENT_BYTES_MIN: usize = 64;
 
 /// What the caller of a step should know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +100,8 @@ pub(crate) struct Spiller {
     flushes: Vec<Flush>,
     /// Answers owed once all blocks below a number are durable.
     syncs: Vec<(u64, Answer)>,
-    /// The number of the next block, once the segments do not count any more.
-    sick: Option<(Arc<io::Error>, u64)>,
+    /// Once the device is out of service.
+    sick: Option<Sick>,
     /// The uploader was told that no block will be written before it makes room.
     stalled: bool,
     durable: Vec<DurableBlock>,
@@ -128,32 +132,6 @@ struct FinishedBlock {
     buffer: AlignedBuf,
     len: usize,
     info: FinishedInfo,
-}
-
-/// A value that is being cut into fragments.
-struct LargeValue {
-    slot: u32,
-    key_group: u16,
-    value: SideValue,
-    written: usize,
-    started: bool,
-}
-
-impl LargeValue {
-    fn new(header: Header, value: SideValue) -> LargeValue {
-        LargeValue { slot: header.slot(), key_group: header.key_group(), value, written: 0, started: false }
-    }
-}
-
-struct Flush {
-    /// For each lane that existed, the position to drain to.
-    targets: Vec<u64>,
-    resolver: Resolver<Result<(), SyncError>>,
-}
-
-enum Answer {
-    Sync(SequenceNumber, Resolver<Result<SequenceNumber, SyncError>>),
-    Flush(Resolver<Result<(), SyncError>>),
 }
 
 /// How far a lane was drained.
@@ -262,24 +240,6 @@ impl Spiller {
         !self.parts.device.has_work() && (blocked || self.lanes.iter().all(quiet))
     }
 
-    fn take_requests(&mut self) {
-        for request in self.parts.device.take_requests() {
-            match request {
-                SpillRequest::Release { segment, epoch } => {
-                    self.parts.segments.release(segment, epoch);
-                    self.relax();
-                }
-                SpillRequest::Flush { resolver } => {
-                    let lanes = self.parts.device.lanes_from(0);
-                    let targets = lanes.iter().map(|lane| lane.committed()).collect();
-                    self.flushes.push(Flush { targets, resolver });
-                }
-                SpillRequest::Exit => self.exit = true,
-                request => self.requests.push(request),
-            }
-        }
-    }
-
     /// Takes what became durable, waiting for it up to `timeout`. Whether there was anything.
     fn collect(&mut self, timeout: Duration) -> bool {
         self.parts.segments.poll(timeout, &mut self.durable);
@@ -344,39 +304,6 @@ impl Spiller {
             // The uploader is gone only when the changelog is, and then nobody waits for it.
             let _ = self.parts.events.send(Event::Blocks(std::mem::take(&mut self.outbox)));
         }
-    }
-
-    /// The device is out of service: what is in memory goes to the uploader from there.
-    fn fall_sick(&mut self, error: Arc<io::Error>) {
-        tracing::error!(%error, directory = %self.parts.directory.display(),
-            "the local directory is out of service; changes are held in memory only, persists go on from there");
-        metrics::gauge!("tidelog_local_tier_failed", "directory" => self.parts.directory.display().to_string()).set(1.0);
-        self.parts.ledger.detach();
-        let failure = SyncError::LocalTierFailed {
-            directory: self.parts.directory.clone(),
-            source: Arc::clone(&error),
-        };
-        let next_number = self.parts.segments.next_number();
-        self.sick = Some((error, next_number));
-        for (number, buffer, len) in self.parts.segments.take_lost() {
-            let (submitted, info) = self.submitted.pop_front().expect("only submitted blocks are lost");
-            assert_eq!(number, submitted, "blocks are lost in the order of their numbers");
-            let held = Held::uncharged(buffer.into_bytes(len));
-            fail_logs(&info, &failure);
-            self.send(number, None, len, Some(held), info);
-        }
-        for (_, answer) in self.syncs.drain(..) {
-            answer.give(Err(failure.clone()));
-        }
-        self.parts.device.fail(&failure);
-    }
-
-    fn failure(&self) -> Option<SyncError> {
-        let (source, _) = self.sick.as_ref()?;
-        Some(SyncError::LocalTierFailed {
-            directory: self.parts.directory.clone(),
-            source: Arc::clone(source),
-        })
     }
 
     /// Drains every lane to where it stood at the beginning. Whether there was anything to drain.
@@ -541,62 +468,6 @@ impl Spiller {
         (at, stop)
     }
 
-    /// Writes as much of the large value as there is room for. Whether all of it is written.
-    fn write_large(&mut self, now: Instant) -> bool {
-        loop {
-            if !self.open_block(now) {
-                return false;
-            }
-            let Spiller { parts, logs, builder, open, opened, large, .. } = self;
-            let Some(value) = large else { return true };
-            let state = slot_state(logs, &parts.device, value.slot);
-            let new_entry = state.opened != *opened;
-            let lead = if value.started { 0 } else { FRAGMENT_LEAD_BYTES };
-            let overhead = FRAME_HEADER_BYTES + lead + if new_entry { TABLE_ENTRY_BYTES } else { 0 };
-            let room = builder.room();
-            if room < overhead + FRAGMENT_BYTES_MIN {
-                self.finish_block();
-                continue;
-            }
-            if new_entry {
-                state.opened = *opened;
-                state.entry = builder.add_entry(value.slot, state.log.id, SequenceNumber(state.next));
-            }
-            let rest = &value.value.bytes[value.written..];
-            // Room is a multiple of eight, as is the overhead: a piece that fills it needs no padding.
-            let piece = &rest[..rest.len().min(room - overhead)];
-            let last = value.started && piece.len() == rest.len();
-            let kind = match (value.started, last) {
-                (false, _) => FrameKind::FragmentFirst,
-                (true, false) => FrameKind::FragmentMiddle,
-                (true, true) => FrameKind::FragmentLast,
-            };
-            let header = Header::new(kind, value.key_group, value.slot, lead + piece.len());
-            let buffer = &mut open.as_mut().expect("a block is open").buffer;
-            let frame = builder.reserve(buffer, frame_len(lead + piece.len()));
-            frame[..8].copy_from_slice(&header.0.to_le_bytes());
-            if lead > 0 {
-                let total = value.value.bytes.len() as u64;
-                frame[8..16].copy_from_slice(&fragment_lead(value.value.kind, total));
-            }
-            let body = FRAME_HEADER_BYTES + lead;
-            frame[body..body + piece.len()].copy_from_slice(piece);
-            frame[body + piece.len()..].fill(0);
-            value.started = true;
-            value.written += piece.len();
-            if last {
-                builder.add_count(state.entry, 1);
-                state.next += 1;
-                self.large = None;
-                if self.chained >= self.parts.chain_blocks_max {
-                    // Only at such an end can blocks be put into an object.
-                    self.finish_block();
-                }
-                return true;
-            }
-        }
-    }
-
     /// Makes sure that a block is open. `false` if there is no buffer for one, or enough blocks wait already.
     fn open_block(&mut self, now: Instant) -> bool {
         if self.open.is_some() {
@@ -634,7 +505,7 @@ impl Spiller {
     /// The number that the next block to be finished will have.
     fn next_number(&self) -> u64 {
         let submitted = match &self.sick {
-            Some((_, next)) => *next,
+            Some(sick) => sick.next_number,
             None => self.parts.segments.next_number(),
         };
         submitted + self.ready.len() as u64
@@ -663,86 +534,6 @@ impl Spiller {
             }
         }
     }
-
-    fn send_from_memory(&mut self, mut buffer: AlignedBuf, len: usize, info: FinishedInfo) {
-        let Some(failure) = self.failure() else { return };
-        fail_logs(&info, &failure);
-        let Some((_, next)) = &mut self.sick else { return };
-        let number = *next;
-        *next += 1;
-        let nowhere = BlockPlace {
-            directory: 0,
-            segment: u32::MAX,
-            epoch: 0,
-            index: 0,
-            offset: 0,
-            number,
-            watermark: 0,
-        };
-        block::seal(&mut buffer[..len], &nowhere);
-        let held = Held::uncharged(buffer.into_bytes(len));
-        self.send(number, None, len, Some(held), info);
-    }
-
-    /// Serves the requests whose lanes are drained far enough.
-    fn serve_requests(&mut self) {
-        if self.large.is_some() {
-            return;
-        }
-        let lanes = &self.lanes;
-        let drained = |lane: u32, position: u64| {
-            lanes.get(lane as usize).is_some_and(|lane| lane.position() >= position)
-        };
-        let (met, open): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.requests).into_iter().partition(|request| match request {
-                SpillRequest::Sync { lane, position, .. }
-                | SpillRequest::Mark { lane, position, .. }
-                | SpillRequest::CloseLog { lane, position, .. } => drained(*lane, *position),
-                SpillRequest::Release { .. } | SpillRequest::Flush { .. } | SpillRequest::Exit => true,
-            });
-        self.requests = open;
-        let flushed = |flush: &Flush| {
-            flush.targets.iter().enumerate().all(|(lane, target)| drained(lane as u32, *target))
-        };
-        let (flushes, open): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.flushes).into_iter().partition(flushed);
-        self.flushes = open;
-        if met.is_empty() && flushes.is_empty() {
-            return;
-        }
-        self.finish_block();
-        let end = self.next_number();
-        for request in met {
-            match request {
-                SpillRequest::Sync { to, resolver, .. } => self.owe(end, Answer::Sync(to, resolver)),
-                SpillRequest::Mark { request, .. } => {
-                    let device = self.parts.device.index;
-                    self.tell(Event::Marked { request, device, end });
-                }
-                SpillRequest::CloseLog { slot, .. } => {
-                    if let Some(state) = self.logs.get_mut(slot as usize) {
-                        *state = None;
-                    }
-                    self.parts.device.free_slot(slot);
-                }
-                SpillRequest::Release { .. } | SpillRequest::Flush { .. } | SpillRequest::Exit => {}
-            }
-        }
-        for flush in flushes {
-            self.owe(end, Answer::Flush(flush.resolver));
-        }
-    }
-
-    /// Answers when all blocks below `end` are durable.
-    fn owe(&mut self, end: u64, answer: Answer) {
-        if let Some(failure) = self.failure() {
-            answer.give(Err(failure));
-        } else if end <= self.parts.segments.watermark() {
-            answer.give(Ok(()));
-        } else {
-            self.syncs.push((end, answer));
-        }
-    }
 }
 
 impl Drop for Spiller {
@@ -750,20 +541,6 @@ impl Drop for Spiller {
     fn drop(&mut self) {
         self.parts.device.closed.store(true, Ordering::Release);
         self.parts.device.fail(&SyncError::Closed);
-    }
-}
-
-/// What is in this block will not become durable, nor what comes after it. Its logs may be closed already.
-fn fail_logs(info: &FinishedInfo, failure: &SyncError) {
-    info.ends.iter().for_each(|(log, _)| log.fail_waiters(failure));
-}
-
-impl Answer {
-    fn give(self, outcome: Result<(), SyncError>) {
-        match self {
-            Answer::Sync(to, resolver) => resolver.resolve(outcome.map(|()| to)),
-            Answer::Flush(resolver) => resolver.resolve(outcome),
-        }
     }
 }
 

@@ -167,7 +167,9 @@ impl ChangelogWriter {
     /// [`SyncError`]: the local disk is out of service, or the changelog closed.
     pub fn sync(&self) -> SyncFuture {
         let (resolver, pending) = tidelog_upload::channel();
-        if self.device.closed.load(Ordering::Acquire) {
+        if let Err(forked) = self.core.check_owner() {
+            resolver.resolve(Err(forked.into()));
+        } else if self.device.closed.load(Ordering::Acquire) {
             resolver.resolve(Err(SyncError::Closed));
         } else {
             self.log.synced.store(self.next, Ordering::Release);
@@ -190,7 +192,10 @@ impl ChangelogWriter {
     /// Resolves when all changes below `to` are on the local disk, without hurrying them there.
     pub fn when_durable(&self, to: SequenceNumber) -> SyncFuture {
         let (resolver, pending) = tidelog_upload::channel();
-        self.log.when_durable(to, resolver);
+        match self.core.check_owner() {
+            Ok(()) => self.log.when_durable(to, resolver),
+            Err(forked) => resolver.resolve(Err(forked.into())),
+        }
         SyncFuture(pending)
     }
 
@@ -202,6 +207,10 @@ impl ChangelogWriter {
     /// See [`PersistError`]. Whatever it is, the changes are still held, and the next persist sends what is missing.
     pub fn persist_durably(&mut self, from: SequenceNumber) -> PersistFuture {
         let (resolver, pending) = tidelog_upload::channel();
+        if let Err(forked) = self.core.check_owner() {
+            resolver.resolve(Err(forked.into()));
+            return PersistFuture(pending);
+        }
         let to = self.next_sequence_number();
         let control = lock(&self.log.control);
         if from < control.truncated || from > to {
@@ -345,6 +354,7 @@ impl ChangelogWriter {
 
     /// Pushes a frame that fits the lane, on whatever thread this is, waiting for room.
     fn push_waiting(&mut self, header: u64, value: &[u8], wait_max: Duration) -> Result<(), AppendError> {
+        self.core.check_owner()?;
         let asked_at = Instant::now();
         loop {
             match self.push_here(header, value)? {
@@ -403,6 +413,7 @@ impl ChangelogWriter {
         bytes: Bytes,
         wait_max: Duration,
     ) -> Result<SequenceNumber, AppendError> {
+        self.core.check_owner()?;
         let asked_at = Instant::now();
         let charge =
             self.charge(bytes.len(), asked_at + wait_max).ok_or(AppendError::Full { waited: wait_max })?;
@@ -533,6 +544,7 @@ impl Future for Room<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let writer = self.writer;
+        writer.core.check_owner()?;
         writer.check_open()?;
         let max = writer.core.options.value_len_max();
         if self.len > max {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::{eventually, objects, options, read};
 use tidelog::{
-    AppendError, Changelog, EngineChoice, KeyGroup, KeyGroupRange, Options, PersistError, SequenceNumber,
+    AppendError, Changelog, EngineChoice, KeyGroup, KeyGroupRange, OpenError, Options, PersistError,
+    SequenceNumber,
 };
 
 const ZERO: SequenceNumber = SequenceNumber::ZERO;
@@ -69,6 +70,41 @@ fn a_full_disk_makes_room_by_uploading() {
     let expected: Vec<_> =
         (0..count).filter(|number| number % 7 == 3).map(|number| (number, filled(number).to_vec())).collect();
     assert!(content[&(writer.log(), Some(3))] == expected);
+}
+
+#[test]
+fn a_disk_too_full_for_the_first_segment_is_refused_at_open() {
+    let Some(disk) = SmallDisk::mount(6) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let local = disk.path().join("local");
+    let bucket = format!("file://{}", dir.path().join("bucket").display());
+    let open = || {
+        let options = Options::new(&bucket, &local).segment_bytes(2 << 20).local_bytes(4 << 20);
+        Changelog::open(options.add_directory(dir.path().join("other")))
+    };
+    std::fs::write(disk.path().join("other"), vec![1; 5 << 20]).unwrap();
+    match open() {
+        Err(OpenError::NoRoom { directory, needed_bytes, free_bytes }) => {
+            assert_eq!((&directory, needed_bytes), (&local, 2 << 20));
+            assert!((1..2 << 20).contains(&free_bytes), "{free_bytes}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(!local.join("MANIFEST").exists() && !dir.path().join("other/MANIFEST").exists());
+    std::fs::remove_file(disk.path().join("other")).unwrap();
+    let changelog = open().unwrap();
+    // One writer for each directory.
+    let mut writers =
+        ["first", "second"].map(|name| changelog.create_writer(name, KeyGroupRange::ALL).unwrap());
+    for writer in &mut writers {
+        writer.append(KeyGroup(0), b"x").unwrap();
+        writer.sync().wait().unwrap();
+    }
+    drop((writers, changelog));
+    assert!(local.join("segment-00000001").exists());
+    // With a segment to begin with, uploads make room.
+    std::fs::write(disk.path().join("other"), vec![1; (4 << 20) - (256 << 10)]).unwrap();
+    open().unwrap();
 }
 
 #[test]

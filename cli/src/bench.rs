@@ -90,7 +90,7 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
     let temporary = Temporary::new(&args)?;
     let (dirs, bucket) = temporary.places(&args);
     let options = args.tuning.options(&bucket, &dirs).append_wait_max(APPEND_WAIT_MAX);
-    let changelog = Changelog::open(options).map_err(Failure::new)?;
+    let changelog = Changelog::open(options)?;
     let busy_share = load::busy_share(LOOK_AROUND);
     let conditions = Conditions {
         plan,

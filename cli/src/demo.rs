@@ -132,7 +132,7 @@ fn play(place: &Place) -> Result<(), Failure> {
         ),
     )?;
 
-    let changelog = Changelog::open(place.options()).map_err(Failure::new)?;
+    let changelog = Changelog::open(place.options())?;
     let mut handles = killed.handles;
     let from_handles = handles.last().map_or(0, |handle| handle.to().0);
     let recovered = recover(&changelog, &source, killed.acknowledged.max(from_handles), &mut handles)?;

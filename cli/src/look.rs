@@ -60,7 +60,9 @@ pub fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Repor
         Some(Kind::Handles) => handle::look(path, depth),
         None => {
             let mut report = Report::new(name, "unknown");
-            report.damage(None, "no segment, manifest, object or handle of tidelog: foreign, or cut short");
+            let what = "no segment, manifest or handle of tidelog begins here, no object ends here: it is another \
+                        program's, or an object whose end is missing or damaged";
+            report.damage(None, format!("{what}{}", object::OBJECT_OR_FOREIGN));
             Ok(vec![report])
         }
     }
@@ -94,7 +96,7 @@ fn recognize(path: &Path, file: &File, len: u64) -> io::Result<Option<Kind>> {
         Some(Kind::Manifest)
     } else if first.starts_with(&crate::handles::MAGIC) || first.trim_ascii_start().starts_with(b"{") {
         Some(Kind::Handles)
-    } else if &last == b"tlogOBJ\n" {
+    } else if &last == b"tlogOBJ\n" || object::is_object_name(name) {
         Some(Kind::Object)
     } else {
         None

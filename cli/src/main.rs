@@ -21,7 +21,7 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tidelog::KeyGroupRange;
+use tidelog::{KeyGroupRange, OpenError};
 
 /// Records state changes: first to local disks, then as one object per checkpoint to a bucket.
 #[derive(Parser)]
@@ -53,6 +53,8 @@ enum Command {
 enum Failure {
     /// Exit code 1: what happened, to what, and what to do.
     Failed(String),
+    /// Exit code 2: the values of arguments do not work together.
+    Usage(String),
     /// Exit code 3: verification found damage, which the command has already reported.
     Damaged,
     /// Exit code 0 and no word: nobody reads the output any more.
@@ -62,6 +64,15 @@ enum Failure {
 impl Failure {
     fn new(message: impl ToString) -> Failure {
         Failure::Failed(message.to_string())
+    }
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Failure {
+        match error {
+            OpenError::Option(error) => Failure::Usage(error.to_string()),
+            error => Failure::new(error),
+        }
     }
 }
 
@@ -97,6 +108,10 @@ fn main() -> ExitCode {
         Err(Failure::Failed(message)) => {
             eprintln!("tidelog: {message}");
             ExitCode::from(1)
+        }
+        Err(Failure::Usage(message)) => {
+            eprintln!("tidelog: {message}");
+            ExitCode::from(2)
         }
         Err(Failure::Damaged) => ExitCode::from(3),
     }

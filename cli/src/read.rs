@@ -46,6 +46,7 @@ pub fn run(args: ReadArgs) -> Result<(), Failure> {
         framing: args.framing,
         with_meta: args.with_meta,
         scratch: Vec::new(),
+        records: 0,
     };
     let wanted = |log: LogId| args.log.is_none_or(|only| only == log);
     if args.dirs.is_empty() {
@@ -67,7 +68,22 @@ pub fn run(args: ReadArgs) -> Result<(), Failure> {
             out.print_all(reader, args.from)?;
         }
     }
-    out.writer.flush().map_err(Failure::from)
+    out.writer.flush()?;
+    if out.records == 0 {
+        eprintln!("tidelog: 0 records: {}", why_none(&args));
+    }
+    Ok(())
+}
+
+/// What may be the reason that nothing was found.
+fn why_none(args: &ReadArgs) -> &'static str {
+    if args.key_groups.is_some() || args.log.is_some() || args.from > 0 {
+        "no change matches --key-groups, --log and --from"
+    } else if args.dirs.is_empty() {
+        "the handles stand for no change"
+    } else {
+        "all changes in the directories are truncated, or none was ever made durable"
+    }
 }
 
 struct Output<W: Write> {
@@ -75,6 +91,8 @@ struct Output<W: Write> {
     framing: Framing,
     with_meta: bool,
     scratch: Vec<u8>,
+    /// How many were printed.
+    records: u64,
 }
 
 impl<W: Write> Output<W> {
@@ -97,6 +115,7 @@ impl<W: Write> Output<W> {
 
     fn print(&mut self, change: &Change) -> Result<(), Failure> {
         let Change { log, number, key_group, value } = change;
+        self.records += 1;
         self.scratch.clear();
         if self.with_meta {
             let group = key_group.map_or("-".to_owned(), |group| group.to_string());

@@ -113,9 +113,10 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
         .append_wait_max(APPEND_WAIT_MAX)
         .memory_bytes((4 * value_bytes_max).max(256 << 20))
         .value_bytes_max(value_bytes_max);
+    source::check(&args.files).map_err(Failure::new)?;
     let mut handles = Handles::open(args.handles.as_deref())?;
     let acks = Acknowledgements::open(args.acks.as_deref())?;
-    let changelog = Changelog::open(options).map_err(Failure::new)?;
+    let changelog = Changelog::open(options)?;
     settle_recovered(&changelog, args.recover, &mut handles)?;
     let writer = changelog.create_writer(&args.name, key_groups).map_err(Failure::new)?;
     let messages = source::start(&args, key_groups)
@@ -141,7 +142,7 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
         }
         session.tick()?;
     };
-    session.finish()?;
+    session.finish(input_error.is_none())?;
     let engine = engine_name(&changelog.engines());
     let summary = session.summary(changelog.bucket());
     session.writer.close();
@@ -339,11 +340,12 @@ impl Session {
         }
     }
 
-    /// Brings everything to the local disk and into handles.
-    fn finish(&mut self) -> Result<(), Failure> {
+    /// Brings everything to the local disk and into handles: at least one, if the input was read to its end.
+    fn finish(&mut self, read_all: bool) -> Result<(), Failure> {
         self.sync()?;
         self.settle_checkpoint()?;
-        if self.persisted < self.writer.next_sequence_number() || self.handles.count() == 0 {
+        let none = read_all && self.handles.count() == 0;
+        if none || self.persisted < self.writer.next_sequence_number() {
             let handle = self.writer.persist_durably(self.persisted).wait().map_err(|error| {
                 Failure::new(format!(
                     "{error}; the records from {} on are on the local disk: start again with --recover persist",

@@ -35,9 +35,23 @@ fn a_bad_record_is_named_and_those_before_it_are_kept() {
 }
 
 #[test]
+fn an_input_without_a_good_record_gives_no_handle() {
+    let home = Home::new();
+    let output = home.write(&["--record-bytes-max", "5"], "123456\n");
+    fails(&output, 1, &["record 1", "0 records"]);
+    assert_eq!(stdout(&output), "");
+}
+
+#[test]
 fn a_missing_input_is_named() {
     let home = Home::new();
-    fails(&home.write(&["/no/such/file"], ""), 1, &["/no/such/file"]);
+    let good = home.put("good", "a\n");
+    for missing in ["/no/such/file", "/proc"] {
+        let output = home.write(&["--handles", &home.text("handles"), &good, missing], "");
+        fails(&output, 1, &[&format!("cannot open {missing}")]);
+        assert_eq!(stdout(&output), "");
+        assert!(!home.path("local").exists() && !home.path("handles").exists(), "nothing is made");
+    }
     fails(&tidelog_with(&["read", "/no/such/handles"]), 1, &["/no/such/handles"]);
     fails(&tidelog_with(&["inspect", "/no/such/thing"]), 1, &["/no/such/thing"]);
     fails(&tidelog_with(&["verify", "/no/such/thing"]), 1, &["/no/such/thing"]);
@@ -84,7 +98,12 @@ fn places_that_cannot_work_are_named() {
         );
     }
     let small = ["--bucket", &bucket, "--dir", &home.text("l"), "--local-bytes", "1M"];
-    fails(&write(&small), 1, &["local_bytes", "two segments"]);
+    fails(&write(&small), 2, &["local_bytes", "two segments"]);
+    let twice = ["--bucket", &bucket, "--dir", &home.text("l"), "--dir", &home.text("l")];
+    fails(&write(&twice), 2, &["each directory once"]);
+    let bench = ["bench", "--bucket", &bucket, "--dir", &home.text("l"), "--segment-bytes", "1000"];
+    fails(&tidelog_with(&bench), 2, &["segment_bytes", "multiple of 4096"]);
+    assert!(!home.path("l").exists());
     fails(&tidelog_with(&["read", "--dir", &home.text("nothing")]), 1, &["nothing"]);
     fails(&tidelog_with(&["read", "--dir", &home.path("").display().to_string()]), 1, &["MANIFEST"]);
     assert!(!home.path("nothing").exists());
@@ -127,7 +146,7 @@ fn files_of_others_and_of_later_versions_are_told_apart() {
     let manifest = home.path("local").join("MANIFEST");
     let bytes = std::fs::read(&manifest).unwrap();
     for (at, byte, says) in
-        [(0, b'S', "not a tidelog manifest"), (8, 9, "version 9"), (30, bytes[30] ^ 1, "damaged")]
+        [(0, b'S', "is damaged at byte 0"), (8, 9, "version 9"), (30, bytes[30] ^ 1, "damaged")]
     {
         let mut bad = bytes.clone();
         bad[at] = byte;
@@ -135,6 +154,10 @@ fn files_of_others_and_of_later_versions_are_told_apart() {
         fails(&home.write(&[], "b\n"), 1, &[&home.text("local"), says]);
         assert_eq!(std::fs::read(&manifest).unwrap(), bad, "a refused opening changes nothing");
     }
+    std::fs::write(&manifest, [b"SQLite format 3", &bytes[15..]].concat()).unwrap();
+    let says = ["another program's, or damaged", "move the directory aside"];
+    fails(&home.write(&[], "b\n"), 1, &says);
+    fails(&tidelog_with(&["verify", &home.text("local")]), 3, &says);
     std::fs::write(&manifest, &bytes).unwrap();
     succeeds(home.write(&[], "b\n"));
 }

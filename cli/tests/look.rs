@@ -62,10 +62,16 @@ fn every_damage_of_an_object_is_found() {
         let output = tidelog_with(&["verify", &path]);
         fails(&output, 3, &[&path, "damaged at byte"]);
         std::fs::write(&object, &good[..at]).unwrap();
-        fails(&tidelog_with(&["verify", &path]), 3, &[&path]);
+        fails(&tidelog_with(&["verify", &path]), 3, &[&path, "cut short", "copy it again"]);
         // Where the path says nothing, what the handles say is looked at.
-        fails(&tidelog_with(&["verify", &handles]), 3, &["DAMAGED"]);
+        fails(&tidelog_with(&["verify", &handles]), 3, &["DAMAGED", "it was cut short"]);
     }
+    let nameless = home.put("nameless", &good[..good.len() - 1]);
+    fails(
+        &tidelog_with(&["verify", &nameless]),
+        3,
+        &["another program's, or an object", "verify the handles"],
+    );
     std::fs::write(&object, &good).unwrap();
     succeeds(tidelog_with(&["verify", &handles, &path]));
     std::fs::remove_file(&object).unwrap();
@@ -109,6 +115,24 @@ fn every_damage_of_a_sealed_segment_is_found() {
     fails(&tidelog_with(&["verify", &path]), 3, &[&path, "damaged at byte"]);
     std::fs::write(&segment, &good).unwrap();
     succeeds(tidelog_with(&["verify", &path, &local]));
+}
+
+#[test]
+fn missing_files_are_damage_and_the_rest_is_looked_at() {
+    let (home, handles) = home();
+    let local = home.text("local");
+    let segment = home.path("local").join("segment-00000001");
+    let bytes = std::fs::read(&segment).unwrap();
+    std::fs::remove_file(&segment).unwrap();
+    for command in ["verify", "inspect"] {
+        let output = tidelog_with(&[command, &local, &handles]);
+        fails(&output, 3, &["segment-00000001", "missing", "there is no such file", "put it back", &handles]);
+    }
+    let object = home.only_file("bucket").file_name().unwrap().to_str().unwrap().to_owned();
+    fails(&tidelog_with(&["verify", &local]), 3, &[&object, "intact"]);
+    std::fs::write(&segment, bytes).unwrap();
+    std::fs::remove_file(home.path("local").join("MANIFEST")).unwrap();
+    fails(&tidelog_with(&["verify", &local, &handles]), 3, &["no manifest", "segment-00000001", &handles]);
 }
 
 #[test]
@@ -161,6 +185,6 @@ fn a_foreign_file_is_told() {
     let home = Home::new();
     let file = home.put("photo.png", b"\x89PNG\r\n\x1a\n");
     for command in ["inspect", "verify"] {
-        fails(&tidelog_with(&[command, &file]), 3, &[&file, "foreign"]);
+        fails(&tidelog_with(&[command, &file]), 3, &[&file, "another program's"]);
     }
 }

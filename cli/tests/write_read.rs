@@ -68,7 +68,14 @@ fn json_records_are_keyed_by_a_pointer() {
     let only = |group: &str| stdout(&succeeds(tidelog_with(&["read", "--key-groups", group, &handles])));
     assert_eq!(only("121"), "{\"user\":{\"id\":\"user-1\"}}\n");
     assert_eq!(only("22"), "{\"user\":{\"id\":\"user-2\"}}\n");
-    assert_eq!(only("0-21"), "");
+    let none = succeeds(tidelog_with(&["read", "--key-groups", "0-21", &handles]));
+    assert_eq!((stdout(&none).as_str(), stderr(&none).lines().count()), ("", 1));
+    assert!(
+        stderr(&none).contains("0 records") && stderr(&none).contains("--key-groups"),
+        "{}",
+        stderr(&none)
+    );
+    assert_eq!(stderr(&succeeds(tidelog_with(&["read", &handles]))), "");
 }
 
 #[test]
@@ -92,7 +99,9 @@ fn handles_come_from_files_of_both_forms_and_from_standard_input() {
 fn no_records_give_a_handle_of_nothing() {
     let home = Home::new();
     let handles = home.keep("handles", &succeeds(home.write(&[], "")));
-    assert_eq!(stdout(&succeeds(tidelog_with(&["read", &handles]))), "");
+    let none = succeeds(tidelog_with(&["read", &handles]));
+    assert_eq!(stdout(&none), "");
+    assert!(stderr(&none).contains("0 records"), "{}", stderr(&none));
     assert!(common::files_below(&home.path("bucket")).is_empty(), "nothing new, no object");
 }
 
@@ -139,9 +148,12 @@ fn a_handle_given_out_just_before_the_kill_is_not_given_again() {
     let logs = tidelog::LocalLogs::open(home.path("local")).unwrap();
     let [log] = logs.logs() else { panic!("{logs:?}") };
     let extent = tidelog::Extent {
-        bucket: home.bucket(),
-        object: "tidelog/00000000-0".to_owned(),
-        object_bytes: 100,
+        pieces: vec![tidelog::Piece {
+            bucket: home.bucket().into(),
+            object: "tidelog/00000000-0".to_owned(),
+            offset: 0,
+            bytes: 100,
+        }],
         footer: 50..100,
         token: 0,
         first: log.start(),

@@ -13,8 +13,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::aligned::AlignedBuf;
 use crate::disk::{Files, check_file_name};
@@ -324,6 +325,14 @@ impl Files for RealFiles {
         let path = self.file(name)?;
         fs::remove_file(&path).map_err(|error| in_file(&path, "remove it", error))?;
         self.sync_names()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let stat = fstatvfs(&self.directory)
+            .map_err(|error| in_file(&self.path, "look for free space in it", error.into()))?;
+        // Some of what is free may be kept for the superuser. File systems without a size of their own say 0.
+        let free = if geteuid().is_root() { stat.f_bfree } else { stat.f_bavail };
+        Ok(if stat.f_blocks == 0 { u64::MAX } else { free.saturating_mul(stat.f_frsize) })
     }
 }
 

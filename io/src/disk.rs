@@ -142,6 +142,11 @@ pub trait Files: Send + Sync {
 
     /// Removes a file, durably. One that does not exist is an error.
     fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// How many bytes more this process may store, for the file system's word; without limit where it does not say.
+    fn free_bytes(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
 }
 
 /// Refuses what is not a plain file name: names never leave their directory.

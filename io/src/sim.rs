@@ -73,10 +73,12 @@ pub enum Fault {
     FilesError,
     /// [`Files::list`] or [`Files::read_at`] fails with EIO.
     ReadError,
+    /// A disk with writes in flight breaks: it never completes anything any more, and keeps their buffers.
+    EngineBreaks,
 }
 
 /// Every [`Fault`], in the order of their declaration.
-pub const FAULTS: [Fault; 9] = [
+pub const FAULTS: [Fault; 10] = [
     Fault::WriteError,
     Fault::ShortWrite,
     Fault::StuckWrite,
@@ -86,6 +88,7 @@ pub const FAULTS: [Fault; 9] = [
     Fault::CreateNoSpace,
     Fault::FilesError,
     Fault::ReadError,
+    Fault::EngineBreaks,
 ];
 
 /// How the world ends before it is restarted.

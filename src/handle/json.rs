@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value};
 
 use super::{ChangelogHandle, Extent, HANDLE_BYTES_MAX, HANDLE_VERSION, HandleError, check_version, invalid};
+use crate::piece::Piece;
 use crate::{KeyGroupRange, LogId, SequenceNumber};
 
 const JSON_FORMAT: &str = "tidelog-handle";
@@ -34,10 +35,8 @@ impl ChangelogHandle {
             let comma = if index == 0 { "" } else { "," };
             write!(
                 json,
-                r#"{comma}{{"bucket":{},"object":{},"object_bytes":{},"footer":[{},{}],"token":"{:016x}","first":{},"end":{}}}"#,
-                json_text(&extent.bucket),
-                json_text(&extent.object),
-                json_integer(extent.object_bytes),
+                r#"{comma}{{"pieces":[{}],"footer":[{},{}],"token":"{:016x}","first":{},"end":{}}}"#,
+                json_pieces(&extent.pieces),
                 json_integer(extent.footer.start),
                 json_integer(extent.footer.end),
                 extent.token,
@@ -104,6 +103,19 @@ impl ChangelogHandle {
     }
 }
 
+fn json_pieces(pieces: &[Piece]) -> String {
+    let json = |Piece { bucket, object, offset, bytes }: &Piece| {
+        format!(
+            r#"{{"bucket":{},"object":{},"offset":{},"bytes":{}}}"#,
+            json_text(bucket),
+            json_text(object),
+            json_integer(*offset),
+            json_integer(*bytes),
+        )
+    };
+    pieces.iter().map(json).collect::<Vec<_>>().join(",")
+}
+
 fn json_text(text: &str) -> Value {
     Value::String(text.to_owned())
 }
@@ -158,17 +170,27 @@ fn check_names(fields: &Map<String, Value>, known: &[&str]) -> Result<(), Handle
 
 fn read_json_extent(value: &Value) -> Result<Extent, HandleError> {
     let fields = value.as_object().ok_or_else(|| bad_json("extents"))?;
-    check_names(fields, &["bucket", "object", "object_bytes", "footer", "token", "first", "end"])?;
+    check_names(fields, &["pieces", "footer", "token", "first", "end"])?;
+    let pieces = get(fields, "pieces")?.as_array().ok_or_else(|| bad_json("pieces"))?;
     let [footer_start, footer_end] = get_pair(fields, "footer")?;
     let token = get_hexadecimal(get_text(fields, "token")?, 16).ok_or_else(|| bad_json("token"))?;
     Ok(Extent {
-        bucket: get_text(fields, "bucket")?.to_owned(),
-        object: get_text(fields, "object")?.to_owned(),
-        object_bytes: get_integer(fields, "object_bytes")?,
+        pieces: pieces.iter().map(read_json_piece).collect::<Result<_, _>>()?,
         footer: footer_start..footer_end,
         token: token as u64,
         first: SequenceNumber(get_integer(fields, "first")?),
         end: SequenceNumber(get_integer(fields, "end")?),
+    })
+}
+
+fn read_json_piece(value: &Value) -> Result<Piece, HandleError> {
+    let fields = value.as_object().ok_or_else(|| bad_json("pieces"))?;
+    check_names(fields, &["bucket", "object", "offset", "bytes"])?;
+    Ok(Piece {
+        bucket: get_text(fields, "bucket")?.into(),
+        object: get_text(fields, "object")?.to_owned(),
+        offset: get_integer(fields, "offset")?,
+        bytes: get_integer(fields, "bytes")?,
     })
 }
 

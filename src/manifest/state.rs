@@ -2,11 +2,16 @@
 //!
 //! Owns the rules of which record may follow which. What a record looks like in the file belongs to `manifest.rs`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::{CompletedObject, LogRange, ManifestError, ManifestRecord, RANGES_PER_RECORD_MAX};
-use crate::handle::{BUCKET_BYTES_MAX, LOG_NAME_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
+use super::{
+    BUCKETS_MAX, CompletedObject, LogRange, ManifestError, ManifestRecord, RANGES_PER_RECORD_MAX,
+    SUFFIX_BYTES_MAX,
+};
+use crate::handle::LOG_NAME_BYTES_MAX;
+use crate::piece::{self, BUCKET_BYTES_MAX, OBJECT_NAME_BYTES_MAX, Piece};
 use crate::{KeyGroupRange, LogId, SequenceNumber};
 
 /// What is known of one log.
@@ -49,11 +54,11 @@ pub struct LogExtent {
     pub object: String,
 }
 
-/// An upload that is neither complete nor known to be gone.
+/// An upload of which something may be left beside the pieces of its object, which may be complete or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenUpload {
-    /// The URL of its bucket.
-    pub bucket: String,
+    /// The URLs of the buckets where that may be.
+    pub buckets: Vec<Arc<str>>,
     /// Its token.
     pub token: u64,
 }
@@ -64,7 +69,7 @@ pub struct OpenUpload {
 /// 1. a segment is in use at most once; every epoch in use is below `next_epoch` and unique;
 /// 2. cuts are sorted by both their fields, and each concerns a segment in use;
 /// 3. the extents of a log and the ranges of the objects are the same set, without those that were truncated;
-/// 4. an object is open or complete, never both;
+/// 4. an object's pieces are in buckets that its upload, while open, names;
 /// 5. replaying [`snapshot`](Self::snapshot) gives an equal state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManifestState {
@@ -159,12 +164,12 @@ impl ManifestState {
                 records.push(ManifestRecord::LogClosed { log });
             }
         }
+        for (object, OpenUpload { buckets, token }) in &self.uploads {
+            let (buckets, object, token) = (buckets.clone(), object.clone(), *token);
+            records.push(ManifestRecord::UploadOpened { buckets, object, token });
+        }
         for object in self.objects.values() {
             records.extend(ManifestRecord::completed(object.clone()));
-        }
-        for (object, OpenUpload { bucket, token }) in &self.uploads {
-            let (bucket, object, token) = (bucket.clone(), object.clone(), *token);
-            records.push(ManifestRecord::UploadOpened { bucket, object, token });
         }
         records
     }
@@ -218,7 +223,8 @@ impl ManifestState {
         &self.logs
     }
 
-    /// The uploads that are neither complete nor abandoned, by the name of their object.
+    /// The uploads that are not settled, by the name of their object: something may be left of them beside the object's
+    /// pieces.
     #[must_use]
     pub fn uploads(&self) -> &BTreeMap<String, OpenUpload> {
         &self.uploads
@@ -276,13 +282,16 @@ impl ManifestState {
             ManifestRecord::LogForgotten { log } => {
                 ensure(self.log(log)?.extents.is_empty(), "objects still hold changes of the log")
             }
-            ManifestRecord::UploadOpened { bucket, object, .. } => {
-                check_object_name(bucket, object)?;
+            ManifestRecord::UploadOpened { buckets, object, .. } => {
+                let sound = |bucket: &Arc<str>| !bucket.is_empty() && bucket.len() <= BUCKET_BYTES_MAX;
+                valid(!object.is_empty() && object.len() <= OBJECT_NAME_BYTES_MAX, "object name")?;
+                valid((1..=BUCKETS_MAX).contains(&buckets.len()), "number of buckets")?;
+                valid(buckets.iter().all(sound), "bucket")?;
                 ensure(!self.uploads.contains_key(object), "the upload is open")?;
                 ensure(!self.objects.contains_key(object), "the object is complete")
             }
             ManifestRecord::ObjectCompleted(completed) => self.check_completed(completed),
-            ManifestRecord::UploadAbandoned { object } => {
+            ManifestRecord::UploadSettled { object } => {
                 ensure(self.uploads.contains_key(object), "the upload is not open")
             }
             ManifestRecord::ObjectDeleted { object } => {
@@ -294,16 +303,23 @@ impl ManifestState {
     }
 
     fn check_completed(&self, completed: &CompletedObject) -> Result<(), Refusal> {
-        let CompletedObject { bucket, object, token, object_bytes, footer, blocks_end, ranges } = completed;
-        check_object_name(bucket, object)?;
-        valid(!footer.is_empty() && footer.end <= *object_bytes, "footer")?;
+        let CompletedObject { object, token, pieces, footer, blocks_end, ranges } = completed;
+        let object_bytes = piece::check(pieces).map_err(Refusal::Invalid)?;
+        let suffix = |piece: &Piece| piece.object.strip_prefix(object.as_str()).map(str::len);
+        let named_after = |piece: &Piece| suffix(piece).is_some_and(|len| len <= SUFFIX_BYTES_MAX);
+        valid(!object.is_empty() && pieces.iter().all(named_after), "object name")?;
+        let buckets: BTreeSet<&str> = pieces.iter().map(|piece| &*piece.bucket).collect();
+        valid(buckets.len() <= BUCKETS_MAX, "number of buckets")?;
+        valid(!footer.is_empty() && footer.end <= object_bytes, "footer")?;
         valid(ranges.len() <= RANGES_PER_RECORD_MAX, "number of ranges")?;
         if let Some(upload) = self.uploads.get(object) {
-            ensure((&upload.bucket, &upload.token) == (bucket, token), "the upload was opened otherwise")?;
+            let named = |bucket: &&str| upload.buckets.iter().any(|known| **known == **bucket);
+            let same = upload.token == *token && buckets.iter().all(named);
+            ensure(same, "the upload was opened otherwise")?;
         }
         if let Some(known) = self.objects.get(object) {
-            let same = (&known.bucket, &known.token, &known.object_bytes, &known.footer, &known.blocks_end)
-                == (bucket, token, object_bytes, footer, blocks_end);
+            let same = (&known.token, &known.pieces, &known.footer, &known.blocks_end)
+                == (token, pieces, footer, blocks_end);
             ensure(same, "the object was completed otherwise")?;
         }
         let mut sorted = ranges.clone();
@@ -364,11 +380,11 @@ impl ManifestState {
             ManifestRecord::LogForgotten { log } => {
                 self.logs.remove(&log);
             }
-            ManifestRecord::UploadOpened { bucket, object, token } => {
-                self.uploads.insert(object, OpenUpload { bucket, token });
+            ManifestRecord::UploadOpened { buckets, object, token } => {
+                self.uploads.insert(object, OpenUpload { buckets, token });
             }
             ManifestRecord::ObjectCompleted(completed) => self.complete(completed),
-            ManifestRecord::UploadAbandoned { object } => {
+            ManifestRecord::UploadSettled { object } => {
                 self.uploads.remove(&object);
             }
             ManifestRecord::ObjectDeleted { object } => {
@@ -394,7 +410,6 @@ impl ManifestState {
     }
 
     fn complete(&mut self, mut completed: CompletedObject) {
-        self.uploads.remove(&completed.object);
         completed.ranges.retain(|range| range.end > self.logs[&range.log].truncated);
         for range in &completed.ranges {
             let extents = &mut self.log_mut(range.log).extents;
@@ -432,273 +447,5 @@ fn ensure(holds: bool, reason: &'static str) -> Result<(), Refusal> {
     if holds { Ok(()) } else { Err(Refusal::Inconsistent(reason)) }
 }
 
-fn check_object_name(bucket: &str, object: &str) -> Result<(), Refusal> {
-    valid(!bucket.is_empty() && bucket.len() <= BUCKET_BYTES_MAX, "bucket")?;
-    valid(!object.is_empty() && object.len() <= OBJECT_NAME_BYTES_MAX, "object name")
-}
-
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const LOG: LogId = LogId(1);
-
-    fn created(log: LogId) -> ManifestRecord {
-        ManifestRecord::LogCreated { log, name: format!("log {log}"), key_groups: KeyGroupRange::ALL }
-    }
-
-    fn truncated(to: u64) -> ManifestRecord {
-        ManifestRecord::LogTruncated { log: LOG, to: SequenceNumber(to) }
-    }
-
-    fn completed(object: &str, ranges: &[(u64, u64)]) -> CompletedObject {
-        let range =
-            |&(first, end)| LogRange { log: LOG, first: SequenceNumber(first), end: SequenceNumber(end) };
-        CompletedObject {
-            bucket: "memory://".to_owned(),
-            object: object.to_owned(),
-            token: 7,
-            object_bytes: 100,
-            footer: 90..100,
-            blocks_end: 3,
-            ranges: ranges.iter().map(range).collect(),
-        }
-    }
-
-    fn state(records: impl IntoIterator<Item = ManifestRecord>) -> ManifestState {
-        let mut state = ManifestState::default();
-        for record in records {
-            state.apply(record).unwrap();
-        }
-        state
-    }
-
-    #[track_caller]
-    fn assert_refused(state: &mut ManifestState, record: ManifestRecord, expected: &str) {
-        let before = state.clone();
-        match state.apply(record) {
-            Err(ManifestError::Inconsistent { reason, .. }) => assert_eq!(reason, expected),
-            Err(ManifestError::Invalid(what)) => assert_eq!(what, expected),
-            other => panic!("expected {expected}, got {other:?}"),
-        }
-        assert_eq!(*state, before);
-    }
-
-    #[test]
-    fn segments_and_epochs() {
-        let acquired = |segment, epoch| ManifestRecord::SegmentAcquired { segment, epoch };
-        let mut state = state([
-            ManifestRecord::Opened { session: 9, next_epoch: 5, next_number: 100 },
-            acquired(1, 5),
-            acquired(2, 6),
-        ]);
-        assert_refused(&mut state, acquired(1, 7), "the segment is in use");
-        assert_refused(&mut state, acquired(3, 6), "epochs only grow");
-        let released = |segment, epoch| ManifestRecord::SegmentReleased { segment, epoch };
-        assert_refused(&mut state, released(1, 6), "the segment is not in use with that epoch");
-        state.apply(released(1, 5)).unwrap();
-        state.apply(acquired(1, 7)).unwrap();
-        assert_eq!(state.segments(), &BTreeMap::from([(1, 7), (2, 6)]));
-        let opened =
-            |next_epoch, next_number| ManifestRecord::Opened { session: 10, next_epoch, next_number };
-        assert_refused(&mut state, opened(7, 100), "epochs only grow");
-        assert_refused(&mut state, opened(8, 99), "block numbers only grow");
-        state.apply(opened(8, 100)).unwrap();
-        assert_eq!((state.session(), state.next_epoch(), state.next_number()), (10, 8, 100));
-    }
-
-    #[test]
-    fn cuts_limit_the_blocks_of_earlier_epochs_until_those_are_gone() {
-        let acquired = |segment, epoch| ManifestRecord::SegmentAcquired { segment, epoch };
-        let cut = |epoch_below, number| ManifestRecord::Cut { epoch_below, number };
-        let mut state = state([acquired(1, 1), cut(2, 40), acquired(2, 2), cut(3, 50), acquired(3, 3)]);
-        assert_eq!([1, 2, 3].map(|epoch| state.number_limit(epoch)), [Some(40), Some(50), None]);
-        assert_refused(&mut state, cut(2, 60), "cuts only go up");
-        assert_refused(&mut state, cut(4, 49), "cuts only go up");
-        state.apply(cut(3, 55)).unwrap();
-        assert_eq!(state.number_limit(2), Some(50), "the stricter cut stays");
-        state.apply(ManifestRecord::SegmentReleased { segment: 1, epoch: 1 }).unwrap();
-        assert_eq!(state.cuts(), [Cut { epoch_below: 3, number: 50 }]);
-        state.apply(ManifestRecord::SegmentReleased { segment: 2, epoch: 2 }).unwrap();
-        assert_eq!(state.cuts(), []);
-        assert_eq!(state.next_number(), 55);
-    }
-
-    #[test]
-    fn an_object_goes_when_no_log_needs_it() {
-        let mut state = state([created(LOG)]);
-        let complete = |object, ranges: &[_]| ManifestRecord::ObjectCompleted(completed(object, ranges));
-        state.apply(complete("a", &[(0, 10), (20, 30)])).unwrap();
-        state.apply(complete("b", &[(10, 20)])).unwrap();
-        let held: Vec<_> =
-            state.logs()[&LOG].extents.iter().map(|extent| (extent.first.0, &*extent.object)).collect();
-        assert_eq!(held, [(0, "a"), (10, "b"), (20, "a")]);
-
-        let delete = |object: &str| ManifestRecord::ObjectDeleted { object: object.to_owned() };
-        assert_refused(&mut state, delete("a"), "a log still needs the object");
-        assert_refused(&mut state, delete("c"), "there is no such object");
-        state.apply(truncated(20)).unwrap();
-        assert_eq!(state.unreferenced_objects().map(|object| &*object.object).collect::<Vec<_>>(), ["b"]);
-        assert_refused(&mut state, delete("a"), "a log still needs the object");
-        state.apply(delete("b")).unwrap();
-        assert_refused(&mut state, delete("b"), "there is no such object");
-        assert_refused(&mut state, truncated(19), "more was truncated before");
-        let forget = ManifestRecord::LogForgotten { log: LOG };
-        assert_refused(&mut state, forget.clone(), "objects still hold changes of the log");
-        state.apply(truncated(30)).unwrap();
-        state.apply(delete("a")).unwrap();
-        state.apply(forget.clone()).unwrap();
-        assert_refused(&mut state, forget, "there is no such log");
-    }
-
-    #[test]
-    fn an_object_that_completes_after_a_truncation_holds_only_the_rest() {
-        let mut state = state([created(LOG), truncated(15)]);
-        state.apply(ManifestRecord::ObjectCompleted(completed("a", &[(0, 10), (10, 20)]))).unwrap();
-        assert_eq!(state.objects()["a"].ranges.len(), 1);
-        assert_eq!(state.logs()[&LOG].extents.len(), 1);
-        assert_eq!(state.logs()[&LOG].extents[0].first, SequenceNumber(10));
-    }
-
-    #[test]
-    fn completions_that_contradict_are_refused() {
-        let mut state = state([created(LOG)]);
-        let complete = |object, ranges: &[_]| ManifestRecord::ObjectCompleted(completed(object, ranges));
-        let opened = |object: &str, token| ManifestRecord::UploadOpened {
-            bucket: "memory://".to_owned(),
-            object: object.to_owned(),
-            token,
-        };
-        state.apply(opened("a", 7)).unwrap();
-        state.apply(opened("z", 8)).unwrap();
-        assert_refused(&mut state, opened("a", 7), "the upload is open");
-        assert_refused(&mut state, complete("z", &[(0, 10)]), "the upload was opened otherwise");
-        assert_refused(&mut state, complete("a", &[(5, 5)]), "range");
-        assert_refused(&mut state, complete("a", &[(5, 9), (8, 10)]), "its ranges overlap");
-        state.apply(complete("a", &[(10, 20)])).unwrap();
-        assert_eq!(state.uploads().keys().collect::<Vec<_>>(), ["z"]);
-        assert_refused(&mut state, opened("a", 7), "the object is complete");
-        for overlap in [(9, 11), (10, 20), (12, 13), (19, 30), (0, 99)] {
-            assert_refused(&mut state, complete("b", &[overlap]), "another object holds these changes");
-        }
-        state.apply(complete("b", &[(0, 10), (20, 30)])).unwrap();
-        // The same object may say more of itself, but nothing else.
-        state.apply(complete("a", &[(30, 40)])).unwrap();
-        assert_eq!(state.objects()["a"].ranges.len(), 2);
-        let other = CompletedObject { object_bytes: 101, ..completed("a", &[(40, 50)]) };
-        assert_refused(
-            &mut state,
-            ManifestRecord::ObjectCompleted(other),
-            "the object was completed otherwise",
-        );
-        let outside = CompletedObject { footer: 90..101, ..completed("c", &[]) };
-        assert_refused(&mut state, ManifestRecord::ObjectCompleted(outside), "footer");
-        let abandoned = ManifestRecord::UploadAbandoned { object: "a".to_owned() };
-        assert_refused(&mut state, abandoned, "the upload is not open");
-    }
-
-    #[test]
-    fn what_could_not_be_decoded_is_refused() {
-        let mut state = ManifestState::default();
-        let name = "x".repeat(LOG_NAME_BYTES_MAX + 1);
-        let long = ManifestRecord::LogCreated { log: LOG, name, key_groups: KeyGroupRange::ALL };
-        assert!(ManifestRecord::decode(&long.encode()).is_err());
-        assert_refused(&mut state, long, "name");
-        let object = "x".repeat(OBJECT_NAME_BYTES_MAX + 1);
-        let long = ManifestRecord::ObjectCompleted(completed(&object, &[]));
-        assert!(ManifestRecord::decode(&long.encode()).is_err());
-        assert_refused(&mut state, long, "object name");
-    }
-
-    /// Records over few names, so that many of them fit what came before.
-    fn any_record() -> impl Strategy<Value = ManifestRecord> {
-        let log = || (1u128..4).prop_map(LogId);
-        let to = || (0u64..60).prop_map(SequenceNumber);
-        let object = || (0u8..5).prop_map(|name| format!("o{name}"));
-        let range = (1u128..4, 0u64..50, 1u64..12).prop_map(|(log, first, len)| LogRange {
-            log: LogId(log),
-            first: SequenceNumber(first),
-            end: SequenceNumber(first + len),
-        });
-        prop_oneof![
-            (0u64..3, 0u64..20, 0u64..20).prop_map(|(session, next_epoch, next_number)| {
-                ManifestRecord::Opened { session, next_epoch, next_number }
-            }),
-            (0u32..4, 0u64..30)
-                .prop_map(|(segment, epoch)| ManifestRecord::SegmentAcquired { segment, epoch }),
-            (0u32..4, 0u64..30)
-                .prop_map(|(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch }),
-            (0u32..4, 0u64..12, 0u64..50, 0u64..5).prop_map(|(segment, epoch, start, count)| {
-                ManifestRecord::SegmentSealed { segment, epoch, blocks: start..start + count }
-            }),
-            (0u64..30, 0u64..30)
-                .prop_map(|(epoch_below, number)| ManifestRecord::Cut { epoch_below, number }),
-            log().prop_map(created),
-            (log(), to()).prop_map(|(log, to)| ManifestRecord::LogTruncated { log, to }),
-            (log(), to()).prop_map(|(log, to)| ManifestRecord::LogConfirmed { log, to }),
-            log().prop_map(|log| ManifestRecord::LogClosed { log }),
-            log().prop_map(|log| ManifestRecord::LogForgotten { log }),
-            object().prop_map(|object| ManifestRecord::UploadOpened {
-                bucket: "memory://".to_owned(),
-                object,
-                token: 7
-            }),
-            (object(), proptest::collection::vec(range, 0..3)).prop_map(|(object, ranges)| {
-                ManifestRecord::ObjectCompleted(CompletedObject { ranges, ..completed(&object, &[]) })
-            }),
-            object().prop_map(|object| ManifestRecord::UploadAbandoned { object }),
-            object().prop_map(|object| ManifestRecord::ObjectDeleted { object }),
-        ]
-    }
-
-    fn check_invariants(state: &ManifestState) {
-        assert!(state.segments.values().all(|&epoch| epoch < state.next_epoch));
-        assert!(
-            state.cuts.windows(2).all(|pair| {
-                pair[0].epoch_below < pair[1].epoch_below && pair[0].number <= pair[1].number
-            })
-        );
-        let mut held = Vec::new();
-        for (&log, log_state) in &state.logs {
-            assert!(log_state.extents.windows(2).all(|pair| pair[0].end <= pair[1].first));
-            for extent in &log_state.extents {
-                assert!(extent.end > log_state.truncated);
-                held.push((LogRange { log, first: extent.first, end: extent.end }, extent.object.clone()));
-            }
-        }
-        let mut listed: Vec<_> = state
-            .objects
-            .values()
-            .flat_map(|object| object.ranges.iter().map(|&range| (range, object.object.clone())))
-            .collect();
-        held.sort();
-        listed.sort();
-        assert_eq!(held, listed);
-        assert!(state.uploads.keys().all(|object| !state.objects.contains_key(object)));
-    }
-
-    proptest! {
-        #[test]
-        fn any_history_keeps_the_invariants_and_survives_compaction(
-            records in proptest::collection::vec(any_record(), 0..150),
-        ) {
-            let mut state = ManifestState::default();
-            let mut taken = Vec::new();
-            for record in records {
-                let before = state.clone();
-                let bytes = record.encode();
-                match state.apply(record) {
-                    Ok(()) => taken.push(bytes),
-                    Err(_) => prop_assert_eq!(&state, &before),
-                }
-                check_invariants(&state);
-            }
-            let replayed = ManifestState::replay(taken.iter().map(Vec::as_slice));
-            prop_assert_eq!(replayed.as_ref(), Ok(&state));
-            let snapshot: Vec<_> = state.snapshot().iter().map(ManifestRecord::encode).collect();
-            prop_assert_eq!(ManifestState::replay(snapshot.iter().map(Vec::as_slice)), Ok(state));
-        }
-    }
-}
+mod tests;

@@ -158,17 +158,17 @@ impl History {
                 continue;
             }
             for extent in handle.extents().iter().filter(|extent| extent.end.0 > log.truncated) {
-                let size = objects.get(&extent.object).map(|object| object.len() as u64);
-                assert_eq!(
-                    size,
-                    Some(extent.object_bytes),
-                    "{} is needed for {}..{} of log {} (truncated {})",
-                    extent.object,
-                    extent.first,
-                    extent.end,
-                    log.id,
-                    log.truncated
-                );
+                for piece in &extent.pieces {
+                    let size = objects.get(&piece.object).map(|object| object.len() as u64);
+                    assert!(
+                        size.is_some_and(|size| piece.offset + piece.bytes <= size),
+                        "{piece:?} of {size:?} bytes is needed for {}..{} of log {} (truncated {})",
+                        extent.first,
+                        extent.end,
+                        log.id,
+                        log.truncated
+                    );
+                }
             }
         }
     }
@@ -243,7 +243,8 @@ impl History {
         let Some(changelog) = self.changelog.take() else { return Ok(()) };
         let closed = changelog.close(Duration::ZERO);
         self.poll();
-        self.sick |= self.machine.is_sick() && !self.machine.is_down();
+        // Of a dead machine every disk fails; one whose engine broke may have failed before.
+        self.sick |= self.machine.is_sick() && (!self.machine.is_down() || self.machine.engine_broke());
         self.end_session();
         match closed {
             Ok(()) => {
@@ -356,6 +357,9 @@ impl History {
                     PersistError::OutOfRange { .. } => from < log.truncated && !self.found.is_empty(),
                     PersistError::Upload { .. } => self.machine.store_faults() > 0,
                     PersistError::Manifest { .. } | PersistError::ReadBack { .. } => disk,
+                    PersistError::Lost { log: of, from } => {
+                        *of == log.id && from.0 < to && from.0 >= log.synced && self.machine.engine_broke()
+                    }
                     PersistError::Closed => self.changelog.is_none(),
                     _ => false,
                 };

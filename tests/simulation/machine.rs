@@ -12,7 +12,7 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 use tidelog::{Changelog, Compression, Durability, OpenError, Options, Seams};
-use tidelog_io::sim::{Crash, SimRng, SimWorld};
+use tidelog_io::sim::{Crash, Fault, SimRng, SimWorld};
 use tidelog_upload::sim::SimStore;
 use tidelog_upload::{BoxFuture, ObjectSink, Operation, Store, StoreError, StoreErrorKind};
 
@@ -205,6 +205,11 @@ impl Machine {
         !self.readings.sick.lock().unwrap().is_empty()
     }
 
+    /// Whether an engine broke, with what it was writing.
+    pub fn engine_broke(&self) -> bool {
+        self.worlds.iter().any(|world| world.stats().faults.contains_key(&Fault::EngineBreaks))
+    }
+
     /// Faults of the disk that struck so far.
     pub fn disk_faults(&self) -> u64 {
         self.worlds.iter().map(|world| world.stats().faults.values().sum::<u64>()).sum()
@@ -232,7 +237,7 @@ impl Machine {
             world.set_capacity_bytes(None);
             world.hold(false);
             if self.plant == Some(Plant::LoseWrites) {
-                world.set_fault(tidelog_io::sim::Fault::LostWrite, 20);
+                world.set_fault(Fault::LostWrite, 20);
             }
         }
     }

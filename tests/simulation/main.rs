@@ -26,7 +26,7 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 19] = [
+const SEEN: [&str; 20] = [
     "bucket fault abort",
     "bucket fault begin",
     "bucket fault complete",
@@ -35,6 +35,7 @@ const SEEN: [&str; 19] = [
     "bucket fault put",
     "disk fault BitFlip",
     "disk fault CreateNoSpace",
+    "disk fault EngineBreaks",
     "disk fault FilesError",
     "disk fault LostWrite",
     "disk fault MisdirectedWrite",

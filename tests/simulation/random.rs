@@ -259,6 +259,7 @@ impl Faulty {
                 (Fault::CreateNoSpace, 400),
                 (Fault::FilesError, 80),
                 (Fault::ReadError, 60),
+                (Fault::EngineBreaks, 4),
             ]);
         }
         if history.silent_faults {

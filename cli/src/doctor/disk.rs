@@ -25,12 +25,18 @@ const FREE_BYTES_ADVISED: u64 = 4 << 30;
 /// One segment and its spare.
 const FREE_BYTES_MIN: u64 = 512 << 20;
 
-/// Everything about `dir`. Leaves nothing behind in it.
+/// Everything about `dir`, or, if it does not exist yet, about the directory in which it would be made. Leaves nothing
+/// behind in it.
 pub fn check(dir: &Path, seconds: u64) -> Vec<Finding> {
-    let shown = dir.display();
+    let nearest = nearest_existing(dir);
+    let shown = match dir == nearest {
+        true => dir.display().to_string(),
+        false => format!("{} does not exist yet and would be made; {}", dir.display(), nearest.display()),
+    };
+    let dir = nearest;
     let mut findings = Vec::new();
     match rustix::fs::statfs(dir) {
-        Ok(stat) => findings.push(judge_file_system(&shown.to_string(), stat.f_type as u64)),
+        Ok(stat) => findings.push(judge_file_system(&shown, stat.f_type as u64)),
         Err(error) => {
             let advice = "create it, or give another with --dir";
             return vec![Finding::bad("directory", format!("{shown}: {}", io::Error::from(error)), advice)];
@@ -79,6 +85,14 @@ pub fn check(dir: &Path, seconds: u64) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// The directory itself, or the nearest one above it that exists.
+fn nearest_existing(dir: &Path) -> &Path {
+    let here = |dir| if dir == Path::new("") { Path::new(".") } else { dir };
+    let missing =
+        |dir: &Path| dir.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    dir.ancestors().map(here).find(|dir| !missing(dir)).unwrap_or(dir)
 }
 
 fn judge_file_system(dir: &str, magic: u64) -> Finding {
@@ -263,11 +277,29 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_bad_and_named() {
-        let findings = check(Path::new("/nonexistent/segments"), 0);
+    fn a_directory_that_would_be_made_is_judged_by_the_one_above_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("not/yet");
+        let (findings, above) = (check(&missing, 0), check(dir.path(), 0));
+        let grades =
+            |findings: &[Finding]| -> Vec<Grade> { findings.iter().map(|finding| finding.grade).collect() };
+        assert_eq!(grades(&findings), grades(&above));
+        let says = format!(
+            "{} does not exist yet and would be made; {} on ",
+            missing.display(),
+            dir.path().display()
+        );
+        assert!(findings[0].found.starts_with(&says), "{findings:?}");
+        assert!(!dir.path().join("not").exists());
+        assert_eq!(nearest_existing(Path::new("no/such/directory")), Path::new("."));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_bad_and_named() {
+        let findings = check(Path::new("/dev/null/segments"), 0);
         assert_eq!(findings.len(), 1);
         assert_eq!(findings[0].grade, Grade::Bad);
-        assert!(findings[0].found.contains("/nonexistent/segments"), "{findings:?}");
+        assert!(findings[0].found.contains("/dev/null/segments"), "{findings:?}");
     }
 
     #[test]

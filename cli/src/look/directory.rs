@@ -40,7 +40,11 @@ pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
         ]
     });
     report.list("logs", &["log", "name", "key groups", "from", "to", "confirmed"], rows.collect());
-    let (manifest, content) = match read_manifest(&path.join(MANIFEST_NAME))? {
+    let manifest = path.join(MANIFEST_NAME);
+    if report.is_damaged() && !manifest.exists() {
+        return Ok(vec![report]);
+    }
+    let (manifest, content) = match read_manifest(&manifest)? {
         Ok(read) => read,
         Err(damaged) => return Ok(vec![report, damaged]),
     };
@@ -67,7 +71,10 @@ fn damage(error: OpenError) -> Result<String, Failure> {
         }
         OpenError::Record { source, .. } => !matches!(source, RecordError::NewerRecord { .. }),
         OpenError::Damaged { source, .. } => !matches!(source, BlockError::NewerVersion { .. }),
-        OpenError::Hole { .. } => true,
+        OpenError::Hole { .. }
+        | OpenError::ManifestMissing { .. }
+        | OpenError::ManifestBehind { .. }
+        | OpenError::SegmentMissing { .. } => true,
         _ => false,
     };
     match error {
@@ -148,20 +155,33 @@ fn describe(content: &ManifestContent, state: &ManifestState, report: &mut Repor
     let columns = &["log", "name", "key groups", "truncated", "in objects", "confirmed", "closed"];
     report.list("logs", columns, rows.collect());
     let rows = state.objects().values().map(|object| -> Vec<Value> {
-        vec![object.bucket.clone().into(), object.object.clone().into(), object.object_bytes.into()]
+        let buckets: Vec<&str> = object.pieces.iter().map(|piece| &*piece.bucket).collect();
+        vec![
+            joined(buckets).into(),
+            object.object.clone().into(),
+            object.pieces.len().into(),
+            object.object_bytes().into(),
+        ]
     });
-    report.list("objects", &["bucket", "object", "bytes"], rows.collect());
-    let rows = state
-        .uploads()
-        .iter()
-        .map(|(object, upload)| -> Vec<Value> { vec![upload.bucket.clone().into(), object.clone().into()] });
-    report.list("unfinished uploads", &["bucket", "object"], rows.collect());
+    report.list("objects", &["bucket", "object", "pieces", "bytes"], rows.collect());
+    let rows = state.uploads().iter().map(|(object, upload)| -> Vec<Value> {
+        let buckets: Vec<&str> = upload.buckets.iter().map(|bucket| &**bucket).collect();
+        vec![joined(buckets).into(), object.clone().into(), state.objects().contains_key(object).into()]
+    });
+    report.list("unsettled uploads", &["bucket", "object", "complete"], rows.collect());
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for record in content.records.iter().filter_map(|record| ManifestRecord::decode(record).ok()) {
         *counts.entry(kind_of(&record)).or_default() += 1;
     }
     let rows = counts.into_iter().map(|(name, count)| -> Vec<Value> { vec![name.into(), count.into()] });
     report.list("records by kind", &["kind", "records"], rows.collect());
+}
+
+/// URLs, each once.
+fn joined(mut buckets: Vec<&str>) -> String {
+    buckets.sort_unstable();
+    buckets.dedup();
+    buckets.join(" ")
 }
 
 /// The kind of a record: its name in the code.
@@ -176,9 +196,7 @@ fn verify_objects(state: &ManifestState) -> Result<Vec<Report>, Failure> {
     for object in state.objects().values() {
         for range in &object.ranges {
             let extent = Extent {
-                bucket: object.bucket.clone(),
-                object: object.object.clone(),
-                object_bytes: object.object_bytes,
+                pieces: object.pieces.clone(),
                 footer: object.footer.clone(),
                 token: object.token,
                 first: range.first,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::Value;
-use tidelog::{ChangelogHandle, Extent, HandleError, LogId};
+use tidelog::{ChangelogHandle, Extent, HandleError, LogId, Piece};
 
 use super::object::{self, Buckets, Found, OpenError};
 use super::{Depth, Report};
@@ -48,16 +48,20 @@ fn describe(handle: &ChangelogHandle, report: &mut Report) {
     report.fact("from", handle.from().0);
     report.fact("to", handle.to().0);
     report.fact("changes", handle.to().0 - handle.from().0);
-    let rows = handle.extents().iter().map(|extent| -> Vec<Value> {
-        vec![
-            extent.first.0.into(),
-            extent.end.0.into(),
-            extent.bucket.clone().into(),
-            extent.object.clone().into(),
-            extent.object_bytes.into(),
-        ]
+    let rows = handle.extents().iter().flat_map(|extent| {
+        extent.pieces.iter().map(|Piece { bucket, object, offset, bytes }| -> Vec<Value> {
+            let (bucket, object) = ((**bucket).into(), object.clone().into());
+            vec![
+                extent.first.0.into(),
+                extent.end.0.into(),
+                bucket,
+                object,
+                (*offset).into(),
+                (*bytes).into(),
+            ]
+        })
     });
-    report.list("extents", &["from", "to", "bucket", "object", "object bytes"], rows.collect());
+    report.list("extents", &["from", "to", "bucket", "object", "offset", "bytes"], rows.collect());
 }
 
 /// Looks at every object that `handles` name, and whether it is the one that they mean.
@@ -76,18 +80,17 @@ fn verify_objects(handles: &[ChangelogHandle]) -> Result<Vec<Report>, Failure> {
 pub struct Objects {
     buckets: Buckets,
     found: Vec<Found>,
-    known: HashMap<(String, String), usize>,
+    known: HashMap<Vec<Piece>, usize>,
 }
 
 impl Objects {
     /// Looks at every byte of the object that `extent` names, and whether it holds those changes of `log`.
     pub fn verify(&mut self, log: LogId, extent: &Extent) -> Result<(), Failure> {
-        let key = (extent.bucket.clone(), extent.object.clone());
-        let index = match self.known.get(&key) {
+        let index = match self.known.get(&extent.pieces) {
             Some(index) => *index,
             None => {
-                self.found.push(look_at_object(&mut self.buckets, &extent.bucket, &extent.object)?);
-                self.known.insert(key, self.found.len() - 1);
+                self.found.push(look_at_object(&mut self.buckets, &extent.pieces)?);
+                self.known.insert(extent.pieces.clone(), self.found.len() - 1);
                 self.found.len() - 1
             }
         };
@@ -103,15 +106,19 @@ impl Objects {
     }
 }
 
-/// Every byte of an object in a bucket. One that is missing is damage.
-fn look_at_object(buckets: &mut Buckets, bucket: &str, object: &str) -> Result<Found, Failure> {
-    let name = format!("{bucket} {object}");
-    match buckets.open(bucket, object) {
+/// Every byte of an object in its buckets. A piece that is missing is damage.
+fn look_at_object(buckets: &mut Buckets, pieces: &[Piece]) -> Result<Found, Failure> {
+    let name = match pieces {
+        [] => String::new(),
+        [only] => format!("{} {}", only.bucket, only.object),
+        [first, ..] => format!("{} {} and {} more pieces", first.bucket, first.object, pieces.len() - 1),
+    };
+    match buckets.open_pieces(pieces) {
         Ok(bytes) => object::look(&name, &bytes, Depth::Everything),
         Err(OpenError::Missing(what)) => {
             let mut report = Report::new(name, "object");
             report.damage(None, what);
-            Ok(Found { report, len: 0, footer: None })
+            Ok(Found { report, exists: false, len: 0, footer: None })
         }
         Err(OpenError::Failed(what)) => Err(Failure::new(what)),
     }

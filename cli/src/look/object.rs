@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use tidelog::footer::{Footer, FooterError, TRAILER_BYTES};
 use tidelog::part::{Changeset, Compression, Directory, PartId, Run};
-use tidelog::{Extent, LogId};
+use tidelog::{Extent, LogId, Piece};
 use tidelog_upload::{Driver, Runtime, StoreErrorKind};
 
 use super::{Depth, Report};
@@ -23,8 +23,16 @@ const READ_BYTES: u64 = 8 << 20;
 pub enum Bytes {
     /// In a file.
     File { file: File, len: u64 },
-    /// In a bucket.
-    Bucket { driver: Arc<Driver>, name: String, len: u64 },
+    /// In buckets: the concatenation of these.
+    Buckets(Vec<InBucket>),
+}
+
+/// A run of bytes of a file in a bucket.
+pub struct InBucket {
+    driver: Arc<Driver>,
+    name: String,
+    offset: u64,
+    len: u64,
 }
 
 /// Buckets that are open, by URL.
@@ -34,8 +42,31 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// An object in a bucket.
+    /// A file in a bucket.
     pub fn open(&mut self, bucket: &str, name: &str) -> Result<Bytes, OpenError> {
+        let (driver, len) = self.find(bucket, name)?;
+        Ok(Bytes::Buckets(vec![InBucket { driver, name: name.to_owned(), offset: 0, len }]))
+    }
+
+    /// The object that consists of these pieces, each of which must be there and long enough.
+    pub fn open_pieces(&mut self, pieces: &[Piece]) -> Result<Bytes, OpenError> {
+        let mut found = Vec::new();
+        for Piece { bucket, object, offset, bytes } in pieces {
+            let (driver, file_bytes) = self.find(bucket, object)?;
+            let end = offset.saturating_add(*bytes);
+            // A longer file is fine where the object is in pieces; one that is the whole object has its length.
+            let len = if pieces.len() == 1 { file_bytes.saturating_sub(*offset) } else { *bytes };
+            if end > file_bytes && pieces.len() > 1 {
+                let what =
+                    format!("{object} in {bucket} has {file_bytes} bytes, a handle says at least {end}");
+                return Err(OpenError::Missing(what));
+            }
+            found.push(InBucket { driver, name: object.clone(), offset: *offset, len });
+        }
+        Ok(Bytes::Buckets(found))
+    }
+
+    fn find(&mut self, bucket: &str, name: &str) -> Result<(Arc<Driver>, u64), OpenError> {
         let failed = |error: &dyn std::fmt::Display| OpenError::Failed(error.to_string());
         let driver = match self.drivers.get(bucket) {
             Some(driver) => Arc::clone(driver),
@@ -52,7 +83,7 @@ impl Buckets {
         let (resolver, pending) = tidelog_upload::channel();
         driver.size(name, move |outcome| resolver.resolve(outcome));
         match pending.wait() {
-            Ok(Ok(len)) => Ok(Bytes::Bucket { driver, name: name.to_owned(), len }),
+            Ok(Ok(len)) => Ok((driver, len)),
             Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::NotFound) => {
                 Err(OpenError::Missing(error.to_string()))
             }
@@ -76,7 +107,8 @@ pub enum OpenError {
 impl Bytes {
     pub fn len(&self) -> u64 {
         match self {
-            Bytes::File { len, .. } | Bytes::Bucket { len, .. } => *len,
+            Bytes::File { len, .. } => *len,
+            Bytes::Buckets(pieces) => pieces.iter().fold(0, |len, piece| len.saturating_add(piece.len)),
         }
     }
 
@@ -90,13 +122,25 @@ impl Bytes {
                 })?;
                 Ok(bytes.into())
             }
-            Bytes::Bucket { driver, name, .. } => {
-                let (resolver, pending) = tidelog_upload::channel();
-                driver.get(name, range, move |outcome| resolver.resolve(outcome));
-                match pending.wait() {
-                    Ok(outcome) => outcome.map_err(Failure::new),
-                    Err(error) => Err(Failure::new(format!("{error:?}"))),
+            Bytes::Buckets(pieces) => {
+                let mut read = Vec::with_capacity((range.end - range.start) as usize);
+                let mut start = 0u64;
+                for InBucket { driver, name, offset, len } in pieces {
+                    let end = start.saturating_add(*len);
+                    let (first, last) = (range.start.max(start), range.end.min(end));
+                    let from = offset + first.saturating_sub(start);
+                    start = end;
+                    if first >= last {
+                        continue;
+                    }
+                    let (resolver, pending) = tidelog_upload::channel();
+                    driver.get(name, from..from + (last - first), move |outcome| resolver.resolve(outcome));
+                    match pending.wait() {
+                        Ok(outcome) => read.extend_from_slice(&outcome.map_err(Failure::new)?),
+                        Err(error) => return Err(Failure::new(format!("{error:?}"))),
+                    }
                 }
+                Ok(read.into())
             }
         }
     }
@@ -105,6 +149,7 @@ impl Bytes {
 /// What was found of an object.
 pub struct Found {
     pub report: Report,
+    pub exists: bool,
     pub len: u64,
     /// `None` if it is damaged.
     pub footer: Option<Footer>,
@@ -113,10 +158,12 @@ pub struct Found {
 impl Found {
     /// Why this is not the object that holds an extent of a handle.
     pub fn mismatch(&self, log: LogId, extent: &Extent) -> Option<String> {
-        let footer = self.footer.as_ref()?;
-        if self.len != extent.object_bytes {
-            return Some(format!("it has {} bytes, a handle says {}", self.len, extent.object_bytes));
+        let expected = extent.object_bytes();
+        if self.len != expected && self.exists {
+            let how = if self.len < expected { "it was cut short" } else { "it is another object" };
+            return Some(format!("it has {} bytes, a handle says {expected}: {how}", self.len));
         }
+        let footer = self.footer.as_ref()?;
         if footer.parts_len() != extent.footer.start || extent.footer.end != self.len {
             return Some("its footer is not where a handle says".to_owned());
         }
@@ -149,15 +196,36 @@ pub fn look(name: &str, bytes: &Bytes, depth: Depth) -> Result<Found, Failure> {
             return Err(Failure::new(format!("{name}: {newer}")));
         }
         Err(Problem::Footer(error)) => {
-            report.damage(Some(len.saturating_sub(TRAILER_BYTES as u64)), error);
-            return Ok(Found { report, len, footer: None });
+            let mut what = error.to_string();
+            if error == FooterError::NotAnObject {
+                what += if is_object_name(name) { OBJECT_CUT_SHORT } else { OBJECT_OR_FOREIGN };
+            }
+            report.damage(Some(len.saturating_sub(TRAILER_BYTES as u64)), what);
+            return Ok(Found { report, exists: true, len, footer: None });
         }
     };
     describe(&footer, &mut report);
     if depth == Depth::Everything {
         verify_parts(&footer, bytes, &mut report)?;
     }
-    Ok(Found { report, len, footer: Some(footer) })
+    Ok(Found { report, exists: true, len, footer: Some(footer) })
+}
+
+/// What follows for a thing without an object's end, and what to do.
+const OBJECT_CUT_SHORT: &str = ". Its name is that of an object of tidelog, so it was cut short or damaged at its end: copy it \
+                                again from the bucket, or restore from another checkpoint";
+pub const OBJECT_OR_FOREIGN: &str =
+    ". Nothing in it tells which: verify the handles that may name it, they know its length";
+
+/// Whether the last part of a path is a name that tidelog gives to objects: a counter, and a token in hexadecimal digits.
+pub fn is_object_name(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let Some((counter, token)) = name.split_once('-') else { return false };
+    let hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    counter.len() >= 8
+        && counter.bytes().all(|byte| byte.is_ascii_digit())
+        && token.len() == 16
+        && token.chars().all(hex)
 }
 
 enum Problem {

@@ -48,9 +48,16 @@ pub struct LogSum {
 
 /// Looks at one file, of which the manifest may know something.
 pub fn look(path: &Path, known: Option<Known>) -> Result<Report, Failure> {
-    let scan = scan(path, known)
-        .map_err(|error| Failure::new(format!("cannot read {}: {error}", path.display())))?;
     let name = path.display().to_string();
+    let scan = match scan(path, known) {
+        Ok(scan) => scan,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && known.is_some() => {
+            let mut report = Report::new(name, "segment");
+            report.damage(None, "there is no such file, but the manifest says that it holds changes");
+            return Ok(report);
+        }
+        Err(error) => return Err(Failure::new(format!("cannot read {name}: {error}"))),
+    };
     if let Some(newer) = scan.newer {
         return Err(Failure::new(format!("{name}: {newer}")));
     }

@@ -1,8 +1,8 @@
 //! Reads and keys the records of all inputs on a thread of its own, so that a slow input holds up no checkpoint.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use tidelog::{KeyGroup, KeyGroupRange};
@@ -55,6 +55,27 @@ struct Rules {
     key_groups: KeyGroupRange,
 }
 
+/// Looks whether every input can be read, before anything is made.
+///
+/// # Errors
+/// An input that is missing, a directory, or may not be read, by its name.
+pub fn check(files: &[PathBuf]) -> Result<(), String> {
+    for file in files.iter().filter(|file| file.as_os_str() != "-") {
+        let checked = fs::metadata(file).and_then(|metadata| match metadata.file_type() {
+            kind if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+            kind if kind.is_file() => File::open(file).map(drop),
+            // Opening a pipe waits for its writer, who may be busy with the input before it.
+            _ => Ok(()),
+        });
+        checked.map_err(|error| cannot_open(file, &error))?;
+    }
+    Ok(())
+}
+
+fn cannot_open(file: &Path, error: &io::Error) -> String {
+    format!("cannot open {}: {error}", file.display())
+}
+
 /// Starts reading. The thread ends when nobody receives any more, or with the process: an input may never end.
 pub fn start(args: &WriteArgs, key_groups: KeyGroupRange) -> io::Result<Receiver<Message>> {
     let rules = Rules {
@@ -81,13 +102,12 @@ pub fn start(args: &WriteArgs, key_groups: KeyGroupRange) -> io::Result<Receiver
     Ok(receiver)
 }
 
-fn read_file(file: &PathBuf, rules: &Rules, sender: &SyncSender<Message>) -> Result<(), String> {
+fn read_file(file: &Path, rules: &Rules, sender: &SyncSender<Message>) -> Result<(), String> {
     if file.as_os_str() == "-" {
         return read_records("standard input", io::stdin(), rules, sender);
     }
-    let name = file.display().to_string();
-    let opened = File::open(file).map_err(|error| format!("cannot open {name}: {error}"))?;
-    read_records(&name, opened, rules, sender)
+    let opened = File::open(file).map_err(|error| cannot_open(file, &error))?;
+    read_records(&file.display().to_string(), opened, rules, sender)
 }
 
 fn read_records(

@@ -37,7 +37,9 @@ const CANDIDATES_MAX: usize = 1024;
 pub enum ManifestError {
     /// Not the file that was expected.
     #[error(
-        "{MANIFEST_NAME} is not a tidelog manifest (it starts with {found:02x?}): choose another directory"
+        "{MANIFEST_NAME} does not begin as a tidelog manifest does, but with {found:02x?}: it is another program's, or \
+         damaged. Choose another directory; if this one held a changelog, restore its logs from their last checkpoint, and \
+         move the directory aside"
     )]
     Foreign {
         /// Its first bytes.
@@ -55,7 +57,8 @@ pub enum ManifestError {
     },
     /// Damaged where no crash can have damaged it.
     #[error(
-        "{MANIFEST_NAME} is damaged at byte {offset}: {what}; restore the directory, or start with an empty one"
+        "{MANIFEST_NAME} is damaged at byte {offset}: {what}. Restore the logs from their last checkpoint, and move the \
+         directory aside"
     )]
     Corrupt {
         /// Where.
@@ -346,7 +349,12 @@ fn decode_header(bytes: &[u8]) -> Result<(u64, u64), ManifestError> {
     };
     let magic: [u8; 8] = header[..8].try_into().expect("8 bytes");
     if magic != MAGIC {
-        return Err(ManifestError::Foreign { found: magic });
+        // What its checksum calls ours is not another program's.
+        let ours = [&MAGIC, &header[MAGIC.len()..HEADER_BYTES - 8]].concat();
+        return Err(match XxHash3_64::oneshot(&ours) == read_u64(&header[HEADER_BYTES - 8..]) {
+            true => corrupt(0, "its first bytes are not those that were written"),
+            false => ManifestError::Foreign { found: magic },
+        });
     }
     let version = read_u32(&header[8..]);
     if version > VERSION {
@@ -630,8 +638,11 @@ mod tests {
             ManifestContent::decode(&newer),
             Err(ManifestError::NewerVersion { found: 9, known: VERSION })
         ));
+        let mut damaged = good.clone();
+        damaged[3] ^= 1;
+        assert!(matches!(ManifestContent::decode(&damaged), Err(ManifestError::Corrupt { offset: 0, .. })));
         let mut foreign = good;
-        foreign[..8].copy_from_slice(b"SQLite f");
+        foreign[..16].copy_from_slice(b"SQLite format 3\0");
         let error = ManifestContent::decode(&foreign).unwrap_err();
         assert!(matches!(error, ManifestError::Foreign { found } if &found == b"SQLite f"));
         *files.bytes.lock().unwrap() = None;

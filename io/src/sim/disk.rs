@@ -21,11 +21,13 @@ pub struct SimDisk {
     depth: usize,
     /// The inode of each slot.
     files: Vec<Option<u64>>,
+    /// It serves nobody any more.
+    broken: bool,
 }
 
 impl SimDisk {
     pub(super) fn new(shared: Arc<Shared>, id: u64, depth: usize) -> Self {
-        Self { shared, id, depth, files: Vec::new() }
+        Self { shared, id, depth, files: Vec::new(), broken: false }
     }
 }
 
@@ -78,6 +80,12 @@ impl Disk for SimDisk {
         let mut world = self.shared.lock();
         loop {
             if world.alive(world.disks[&self.id].generation).is_ok() {
+                if !world.disks[&self.id].in_flight.is_empty() && world.strikes(Fault::EngineBreaks) {
+                    self.broken = true;
+                }
+                if self.broken {
+                    return Err(Errno::IO.into());
+                }
                 world.complete_some(self.id, timeout.is_zero(), completions);
             }
             if world.alive(world.disks[&self.id].generation).is_err() {

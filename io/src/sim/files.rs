@@ -119,6 +119,12 @@ impl Files for SimFiles {
             world.either(reach, |medium| medium.remove(name))
         })
     }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let world = self.shared.lock();
+        world.alive(self.generation)?;
+        Ok(world.medium.free_bytes())
+    }
 }
 
 impl World {

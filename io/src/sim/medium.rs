@@ -124,8 +124,12 @@ impl Medium {
     }
 
     pub(super) fn has_room(&self, more_bytes: u64) -> bool {
+        more_bytes <= self.free_bytes()
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
         let used: u64 = self.inodes.values().map(|inode| inode.bytes.len() as u64).sum();
-        self.capacity_bytes.is_none_or(|capacity| used.saturating_add(more_bytes) <= capacity)
+        self.capacity_bytes.map_or(u64::MAX, |capacity| capacity.saturating_sub(used))
     }
 
     /// Stores bytes at a place of a file; false, with nothing changed, if there is no room for them.

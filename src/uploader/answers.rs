@@ -1,0 +1,206 @@
+//! What the uploader does when an object has ended: answers, deletions, and the removal of what is left.
+//!
+//! What may go is decided in custody.rs.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use tidelog_upload::StoreError;
+
+use super::{Event, RETRY_DELAY, Uploader};
+use crate::checkpoint::{Request, RequestId};
+use crate::custody::Holding;
+use crate::device::lock;
+use crate::error::PersistError;
+use crate::manifest::{CompletedObject, ManifestRecord};
+use crate::types::LogId;
+
+impl Uploader {
+    /// Removes what earlier uses of the directories left behind in the bucket.
+    pub fn sweep(&mut self) {
+        let uploads: Vec<(String, Vec<Arc<str>>)> = self
+            .parts
+            .custody
+            .holdings
+            .iter()
+            .flat_map(|holding| {
+                holding.ledger.read(|state| {
+                    let uploads = state.uploads().iter();
+                    uploads
+                        .map(|(object, upload)| (object.clone(), upload.buckets.clone()))
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        for (object, buckets) in uploads {
+            let proves =
+                |holding: &Holding| holding.ledger.read(|state| state.objects().contains_key(&object));
+            if self.parts.custody.holdings.iter().any(proves) {
+                // Its commit is recorded in this directory or in another one, whose logs may need it.
+                self.settled(&object);
+            } else if buckets.iter().all(|bucket| *bucket == self.parts.bucket) {
+                self.clean(object);
+            } else {
+                tracing::warn!(
+                    object,
+                    ?buckets,
+                    "an unfinished upload is in a bucket that is not open now; it stays"
+                );
+            }
+        }
+    }
+
+    /// Removes what an upload may have left behind.
+    pub(super) fn clean(&mut self, object: String) {
+        let sender = self.parts.sender.clone();
+        let name = object.clone();
+        self.parts.driver.delete(&name, move |outcome| {
+            let _ = sender.send(Event::Cleaned { object, outcome });
+        });
+    }
+
+    /// Notes that nothing is left of an upload but the pieces of its object, if that is complete.
+    pub(super) fn settled(&self, object: &str) {
+        for holding in &self.parts.custody.holdings {
+            if holding.ledger.read(|state| state.uploads().contains_key(object)) {
+                holding.ledger.note(ManifestRecord::UploadSettled { object: object.to_owned() });
+            }
+        }
+    }
+
+    pub(super) fn answer_all(&mut self, requests: Vec<(RequestId, Request)>, error: &PersistError) {
+        self.tidy = true;
+        for (id, _) in requests {
+            if let Some(resolver) = self.resolvers.remove(&id) {
+                resolver.resolve(Err(error.clone()));
+            }
+        }
+    }
+
+    /// Gives the handles, to those whose directory has durably recorded what they name.
+    pub(super) fn answer(&mut self, requests: Vec<(RequestId, Request)>, object: &str, now: Instant) {
+        for (id, request) in requests {
+            let ledger = &self.parts.custody.holdings[request.device].ledger;
+            let recorded = ledger.settle().map_err(|source| PersistError::Manifest {
+                object: object.to_owned(),
+                source: Arc::new(source),
+            });
+            let whole = match self.lost.get(&request.log) {
+                Some(&from) if from < request.to => Err(PersistError::Lost { log: request.log, from }),
+                _ => recorded,
+            };
+            let handle = whole.and_then(|()| ledger.handle(&request));
+            if handle.is_ok() {
+                let seconds = now.saturating_duration_since(request.asked_at).as_secs_f64();
+                metrics::histogram!("tidelog_persist_seconds").record(seconds);
+            }
+            if let Some(resolver) = self.resolvers.remove(&id) {
+                resolver.resolve(handle);
+            }
+        }
+    }
+
+    /// Carries out truncations and what follows from them.
+    pub(super) fn tidy_up(&mut self, now: Instant) {
+        let in_flight = |log: LogId| {
+            let finishing = self.finishing.iter().map(|finishing| &finishing.cut);
+            let cuts = self.due.iter().chain(&self.cut).chain(finishing);
+            let requests = cuts.flat_map(|cut| &cut.requests).filter(|(_, request)| request.log == log);
+            requests.map(|(_, request)| request.from).min()
+        };
+        let needed_from = |log: LogId| match (self.checkpoints.needed_from(log), in_flight(log)) {
+            (Some(waiting), Some(flying)) => Some(waiting.min(flying)),
+            (waiting, flying) => waiting.or(flying),
+        };
+        for object in self.parts.custody.tidy(needed_from) {
+            match object.pieces.iter().find(|piece| piece.bucket != self.parts.bucket) {
+                Some(piece) => tracing::warn!(
+                    object = object.object,
+                    bucket = &*piece.bucket,
+                    "an object that nobody needs is in a bucket that is not open now; it stays"
+                ),
+                None => self.delete(object),
+            }
+        }
+        if self.settle_recorded().is_err() {
+            self.retry_at.get_or_insert(now + RETRY_DELAY);
+        }
+        self.settle_front();
+    }
+
+    /// Deletes the files of a completed object.
+    fn delete(&self, object: CompletedObject) {
+        let mut files: Vec<&str> = object.pieces.iter().map(|piece| piece.object.as_str()).collect();
+        files.sort_unstable();
+        files.dedup();
+        let (sender, name) = (self.parts.sender.clone(), object.object.clone());
+        let mut told = gather(files.len(), move |outcome| {
+            let _ = sender.send(Event::Deleted { object: name, outcome });
+        });
+        for file in files {
+            let told = told.pop().expect("one for each");
+            self.parts.driver.delete(file, told);
+        }
+    }
+
+    /// Settles the blocks that are through, once the records that say so are durable.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub(super) fn settle_recorded(&mut self) -> io::Result<()> {
+        self.parts.custody.settle_ledgers().inspect_err(|error| {
+            tracing::warn!(%error, "a manifest cannot be written; what is not needed stays until it can");
+        })?;
+        for device in 0..self.unrecorded.len() {
+            if let Some(end) = self.unrecorded[device].take() {
+                self.parts.custody.settle(device, end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops blocks of which nothing is needed from the front, while no object holds earlier ones.
+    pub(super) fn settle_front(&mut self) {
+        if self.object.is_some() || self.finishing.is_some() {
+            return;
+        }
+        for device in 0..self.parts.queue.devices() {
+            if self.unrecorded[device].is_some() {
+                continue;
+            }
+            let custody = &self.parts.custody;
+            let settled = self.parts.queue.drop_front(device, |block| custody.needs(block));
+            if let Some(number) = settled {
+                self.parts.custody.settle(device, number);
+            }
+        }
+    }
+}
+
+/// Callbacks for so many requests. The last one that ends calls `done` with the first error, if there was one.
+fn gather(
+    count: usize,
+    done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
+) -> Vec<impl FnOnce(Result<(), StoreError>) + Send + 'static> {
+    let shared = Arc::new(Mutex::new((count, Ok(()), Some(done))));
+    let callback = |_| {
+        let shared = Arc::clone(&shared);
+        move |outcome: Result<(), StoreError>| {
+            let mut guard = lock(&shared);
+            let (left, first, done) = &mut *guard;
+            *left -= 1;
+            if first.is_ok() {
+                *first = outcome;
+            }
+            if *left == 0
+                && let Some(done) = done.take()
+            {
+                let first = first.clone();
+                drop(guard);
+                done(first);
+            }
+        }
+    };
+    (0..count).map(callback).collect()
+}

@@ -1,0 +1,97 @@
+//! An engine that breaks takes what it was writing with it: that is reported as lost, and all else goes on from memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidelog::{
+    Changelog, ChangelogReader, KeyGroup, KeyGroupRange, Options, PersistError, Seams, SequenceNumber,
+    SyncError,
+};
+use tidelog_io::disk::Durability;
+use tidelog_io::sim::{Fault, SimRng, SimWorld};
+use tidelog_upload::sim::SimStore;
+
+const ZERO: SequenceNumber = SequenceNumber::ZERO;
+
+/// Steps until the future resolves.
+macro_rules! resolved {
+    ($changelog:expr, $future:expr) => {{
+        let mut future = $future;
+        let mut steps = 0;
+        loop {
+            $changelog.step();
+            future = match future.wait_timeout(Duration::ZERO) {
+                Ok(answer) => break answer,
+                Err(future) => future,
+            };
+            steps += 1;
+            assert!(steps < 1000, "never answered");
+        }
+    }};
+}
+
+#[test]
+fn what_was_in_flight_is_lost_and_all_else_goes_on_from_memory() {
+    let world = SimWorld::new(7);
+    let options = Options::new("sim://bucket", "/sim")
+        .block_bytes(8 << 10)
+        .writes_in_flight(1)
+        .segment_bytes(64 << 10)
+        .local_bytes(1 << 20)
+        .value_bytes_max(64 << 10);
+    let start = Instant::now();
+    let mut random = SimRng::new(1);
+    let store = Arc::new(SimStore::new(3));
+    // Each look at the clock takes a while, so that nothing is waited for in vain.
+    let ticks = std::sync::atomic::AtomicU64::new(0);
+    let seams = Seams {
+        directories: vec![(world.files(), Box::new(world.disk(1, Durability::Power)))],
+        store: store.clone(),
+        clock: Arc::new(move || {
+            start + Duration::from_millis(ticks.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+        }),
+        random: Box::new(move || random.next_u64()),
+    };
+    let changelog = Changelog::open_simulated(options, seams).unwrap();
+    let [mut broken, mut whole] =
+        ["broken", "whole"].map(|name| changelog.create_writer(name, KeyGroupRange::ALL).unwrap());
+    broken.append(KeyGroup(0), b"durable").unwrap();
+    resolved!(changelog, broken.sync()).unwrap();
+    resolved!(changelog, broken.persist_durably(ZERO)).unwrap();
+
+    world.hold(true);
+    broken.append(KeyGroup(0), b"in flight").unwrap();
+    let in_flight = broken.sync();
+    changelog.step();
+    // These share a block, and one of them a fragment, that waits for the one in flight.
+    broken.append(KeyGroup(0), b"behind it").unwrap();
+    whole.append(KeyGroup(0), b"held").unwrap();
+    broken.append(KeyGroup(0), &[7; 20_000]).unwrap();
+    whole.append(KeyGroup(0), &[8; 20_000]).unwrap();
+    let held = whole.sync();
+    let lost = broken.persist_durably(ZERO);
+    changelog.step();
+    world.inject(Fault::EngineBreaks, 0);
+    assert!(matches!(resolved!(changelog, in_flight), Err(SyncError::LocalTierFailed { .. })));
+    assert!(matches!(resolved!(changelog, held), Err(SyncError::LocalTierFailed { .. })));
+    let log = broken.log();
+    let expect_lost = |answer| match answer {
+        Err(PersistError::Lost { log: of, from }) => assert_eq!((of, from), (log, SequenceNumber(1))),
+        other => panic!("{other:?}"),
+    };
+    expect_lost(resolved!(changelog, lost));
+    broken.append(KeyGroup(0), b"in vain").unwrap();
+    expect_lost(resolved!(changelog, broken.persist_durably(SequenceNumber(2))));
+
+    whole.append(KeyGroup(0), b"afterwards").unwrap();
+    let handle = resolved!(changelog, whole.persist_durably(ZERO)).unwrap();
+    let mut later = changelog.create_writer("later", KeyGroupRange::ALL).unwrap();
+    later.append(KeyGroup(0), b"new").unwrap();
+    let later = resolved!(changelog, later.persist_durably(ZERO)).unwrap();
+    let reader = ChangelogReader::open_simulated(&[handle, later], KeyGroupRange::ALL, store).unwrap();
+    let values: Vec<_> = reader.map(|change| change.unwrap().value.to_vec()).collect();
+    let mut expected = vec![b"held".to_vec(), vec![8; 20_000], b"afterwards".to_vec(), b"new".to_vec()];
+    assert_eq!(values.len(), expected.len());
+    expected.retain(|value| !values.contains(value));
+    assert!(expected.is_empty(), "missing: {expected:?}");
+}
