@@ -5,7 +5,11 @@
 
 pub mod bucket;
 pub mod chunk;
+#[cfg(any(feature = "azure", feature = "gcs"))]
+mod cloud;
 pub mod driver;
+#[cfg(feature = "hdfs")]
+mod hdfs;
 pub mod hedge;
 #[cfg(feature = "local")]
 mod local;
@@ -19,6 +23,7 @@ mod pending;
 mod s3;
 pub mod sim;
 pub mod store;
+mod writers;
 
 pub use driver::{
     Clock, Driver, DriverError, DriverStats, ObjectUpload, Runtime, block_on, block_on_timeout,

@@ -10,10 +10,11 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::SystemTime;
 
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
+
+use crate::store::{ListedUpload, UploadId};
 
 /// How many folders a bucket remembers as durable before it starts anew.
 const SYNCED_FOLDERS_MAX: usize = 65_536;
@@ -29,17 +30,6 @@ pub(crate) struct Local {
     root: PathBuf,
     /// Folders below the root whose entries in their parents are known to be durable.
     synced: Mutex<HashSet<PathBuf>>,
-}
-
-/// A temporary file whose upload may have died.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Leftover {
-    /// The name of its object.
-    pub(crate) name: String,
-    /// The number after the name.
-    pub(crate) number: String,
-    /// When its upload began, about.
-    pub(crate) created: Option<SystemTime>,
 }
 
 impl Local {
@@ -89,8 +79,8 @@ impl Local {
         Ok(())
     }
 
-    /// All temporary files of objects whose names start with `prefix`.
-    pub(crate) fn leftovers(&self, prefix: &str) -> io::Result<Vec<Leftover>> {
+    /// All temporary files of objects whose names start with `prefix`. The upload of each may have died.
+    pub(crate) fn leftovers(&self, prefix: &str) -> io::Result<Vec<ListedUpload>> {
         let mut found = Vec::new();
         let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         let mut folders = vec![(self.root.join(folder), folder.to_owned())];
@@ -111,11 +101,11 @@ impl Local {
                     && number.bytes().all(|byte| byte.is_ascii_digit())
                 {
                     let created = entry.metadata().and_then(|data| data.modified()).ok();
-                    found.push(Leftover { name: name.to_owned(), number: number.to_owned(), created });
+                    let id = UploadId(format!("{STAGED}{number}").into());
+                    found.push(ListedUpload { name: name.to_owned(), id, created });
                 }
             }
         }
-        found.sort_unstable_by(|a, b| (&a.name, &a.number).cmp(&(&b.name, &b.number)));
         Ok(found)
     }
 

@@ -1,9 +1,8 @@
-//! The stores over `object_store`: a local directory, memory, and behind features Google Cloud Storage, Azure, HDFS.
+//! The stores over `object_store` that have no parts, but one writer and a rename: memory, a local directory, HDFS.
 //!
-//! Two kinds of uploads: where `object_store` knows requests (`MultipartStore`) they are passed on; where it knows one
-//! sequential writer and a rename, that writer is kept here under an upload's id, and dies with the process. What a local
-//! directory needs beside is in [`local`](crate::local); S3 is in [`s3`](crate::s3). Which names objects get, time limits
-//! and retries are the caller's business.
+//! The writers are kept in `writers.rs`; what a local directory and HDFS need beside is in `local.rs` and `hdfs.rs`. The
+//! stores with parts are in `cloud.rs`, and read through the same [`Bucket`]; S3 is in `s3.rs`. Which names objects get, time
+//! limits and retries are the caller's business.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -11,9 +10,7 @@ use std::error::Error as StdError;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use bytes::Bytes;
 use object_store::memory::InMemory;
@@ -22,16 +19,18 @@ use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload,
 };
 
+#[cfg(feature = "hdfs")]
+use crate::hdfs;
+#[cfg(feature = "local")]
+use crate::local::{self, Local};
 use crate::store::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Parts,
     Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, check_name,
 };
-
-#[cfg(feature = "local")]
-use crate::local::{self, Local};
+use crate::writers::Writers;
 
 /// One sequential writer: nothing but the order matters.
-const SEQUENTIAL: Capabilities = Capabilities {
+pub(crate) const SEQUENTIAL: Capabilities = Capabilities {
     parts: Parts::Sequential,
     part_bytes_min: 1,
     part_bytes_max: u64::MAX,
@@ -63,15 +62,13 @@ pub(crate) fn open_directory(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     let local = Local::open(&root).map_err(|error| failure(Operation::Open, url, "", error))?;
     let text = parsed.as_str().trim_end_matches('/');
     let text = if text == "file:" { "file:///" } else { text };
-    let mut bucket = Bucket::with_writers(text, Arc::new(local.files()));
-    bucket.local = Some(Arc::new(local));
-    Ok(Arc::new(bucket))
+    Ok(Arc::new(Bucket::new(text, Arc::new(local.files()), Staging::Local(Arc::new(local)))))
 }
 
 pub(crate) fn open_memory(url: &str, name: &str) -> Result<Arc<dyn Store>, StoreError> {
     static NAMED: OnceLock<Mutex<HashMap<String, Weak<Bucket>>>> = OnceLock::new();
 
-    let new = || Arc::new(Bucket::with_writers(url, Arc::new(InMemory::new())));
+    let new = || Arc::new(Bucket::new(url, Arc::new(InMemory::new()), Staging::Nowhere));
     if name.is_empty() {
         return Ok(new());
     }
@@ -86,33 +83,36 @@ pub(crate) fn open_memory(url: &str, name: &str) -> Result<Arc<dyn Store>, Store
 }
 
 #[derive(Debug)]
-struct Bucket {
+pub(crate) struct Bucket {
     url: Arc<str>,
-    capabilities: Capabilities,
     inner: Arc<dyn ObjectStore>,
     writers: Writers,
+    staging: Staging,
+}
+
+/// Where the bytes of an upload are before its commit, and what is left of it if the process dies.
+#[derive(Debug)]
+pub(crate) enum Staging {
+    /// Nothing is left, or nothing that can be found.
+    Nowhere,
+    /// Files beside the object.
     #[cfg(feature = "local")]
-    local: Option<Arc<Local>>,
+    Local(Arc<Local>),
+    /// Files beside the object, which look like objects.
+    #[cfg(feature = "hdfs")]
+    Hdfs,
 }
 
 impl Bucket {
-    /// A bucket whose uploads are sequential writers.
-    fn with_writers(url: &str, inner: Arc<dyn ObjectStore>) -> Bucket {
-        Bucket {
-            url: url.into(),
-            capabilities: SEQUENTIAL,
-            inner,
-            writers: Writers::default(),
-            #[cfg(feature = "local")]
-            local: None,
-        }
+    pub(crate) fn new(url: &str, inner: Arc<dyn ObjectStore>, staging: Staging) -> Bucket {
+        Bucket { url: url.into(), inner, writers: Writers::default(), staging }
     }
 
-    fn error(&self, operation: Operation, name: &str, kind: StoreErrorKind) -> StoreError {
+    pub(crate) fn error(&self, operation: Operation, name: &str, kind: StoreErrorKind) -> StoreError {
         StoreError::new(operation, &self.url, name, kind)
     }
 
-    fn failure(
+    pub(crate) fn failure(
         &self,
         operation: Operation,
         name: &str,
@@ -121,7 +121,7 @@ impl Bucket {
         failure(operation, &self.url, name, error)
     }
 
-    fn path(&self, operation: Operation, name: &str) -> Result<ObjectPath, StoreError> {
+    pub(crate) fn path(&self, operation: Operation, name: &str) -> Result<ObjectPath, StoreError> {
         let invalid = |why| self.error(operation, name, StoreErrorKind::InvalidName(why));
         check_name(name).map_err(invalid)?;
         ObjectPath::parse(name).map_err(|_| invalid("the store cannot take it"))
@@ -177,14 +177,81 @@ impl Bucket {
 
     /// What is left to do after a commit: the folders of a local directory.
     async fn settle(&self, operation: Operation, name: &str, path: &ObjectPath) -> Result<(), StoreError> {
-        #[cfg(feature = "local")]
-        if let Some(local) = self.local.clone() {
-            let file = local.file(path).map_err(|error| self.failure(operation, name, error))?;
-            let outcome = local::blocking(move || local.sync_folders_of(&file)).await;
-            return outcome.map_err(|error| self.failure(operation, name, error));
+        match &self.staging {
+            #[cfg(feature = "local")]
+            Staging::Local(local) => {
+                let local = Arc::clone(local);
+                let file = local.file(path).map_err(|error| self.failure(operation, name, error))?;
+                let outcome = local::blocking(move || local.sync_folders_of(&file)).await;
+                outcome.map_err(|error| self.failure(operation, name, error))
+            }
+            _ => {
+                let _ = (operation, name, path);
+                Ok(())
+            }
         }
-        let _ = (operation, name, path);
-        Ok(())
+    }
+
+    /// Removes what dead uploads of an object have left.
+    async fn remove_staged(
+        &self,
+        operation: Operation,
+        name: &str,
+        path: &ObjectPath,
+    ) -> Result<(), StoreError> {
+        match &self.staging {
+            #[cfg(feature = "local")]
+            Staging::Local(local) => {
+                let file = local.file(path).map_err(|error| self.failure(operation, name, error))?;
+                let outcome = local::blocking(move || local::remove_staged(&file)).await;
+                outcome.map_err(|error| self.failure(operation, name, error))
+            }
+            #[cfg(feature = "hdfs")]
+            Staging::Hdfs => {
+                let outcome = hdfs::remove_staged(&*self.inner, path).await;
+                outcome.map_err(|error| self.failure(operation, name, error))
+            }
+            Staging::Nowhere => {
+                let _ = (operation, name, path);
+                Ok(())
+            }
+        }
+    }
+
+    /// What dead uploads have left.
+    async fn staged(&self, prefix: &str) -> Result<Vec<ListedUpload>, StoreError> {
+        match &self.staging {
+            #[cfg(feature = "local")]
+            Staging::Local(local) => {
+                let (local, text) = (Arc::clone(local), prefix.to_owned());
+                let found = local::blocking(move || local.leftovers(&text)).await;
+                found.map_err(|error| self.failure(Operation::ListUploads, prefix, error))
+            }
+            #[cfg(feature = "hdfs")]
+            Staging::Hdfs => {
+                let all = self.entries(Operation::ListUploads, prefix).await?;
+                let staged = all.iter().filter_map(hdfs::staged);
+                Ok(staged.filter(|upload| upload.name.starts_with(prefix)).collect())
+            }
+            Staging::Nowhere => Ok(Vec::new()),
+        }
+    }
+
+    /// All entries below the folder part of a prefix, which is what the store can narrow by.
+    async fn entries(&self, operation: Operation, prefix: &str) -> Result<Vec<ObjectMeta>, StoreError> {
+        // It is a name like any other.
+        let folder = match prefix.rsplit_once('/') {
+            Some((folder, _)) => Some(self.path(operation, folder)?),
+            None => None,
+        };
+        let mut stream = self.inner.list(folder.as_ref());
+        let mut found = Vec::new();
+        while let Some(entry) =
+            poll_fn(|context| futures_core::Stream::poll_next(stream.as_mut(), context)).await
+        {
+            found.push(entry.map_err(|error| self.failure(operation, prefix, error))?);
+        }
+        Ok(found)
     }
 }
 
@@ -194,7 +261,7 @@ impl Store for Bucket {
     }
 
     fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
+        &SEQUENTIAL
     }
 
     fn put<'a>(
@@ -276,17 +343,10 @@ impl Store for Bucket {
                 let outcome = sink.abort().await;
                 outcome.map_err(|error| self.failure(Operation::Abort, upload.name, error))?;
             }
-            #[cfg(feature = "local")]
-            if let Some(local) = &self.local
-                && !self.writers.has(upload.name)
-            {
-                let file = local.file(&path);
-                let file = file.map_err(|error| self.failure(Operation::Abort, upload.name, error))?;
-                let outcome = local::blocking(move || local::remove_staged(&file)).await;
-                outcome.map_err(|error| self.failure(Operation::Abort, upload.name, error))?;
+            if self.writers.has(upload.name) {
+                return Ok(());
             }
-            let _ = path;
-            Ok(())
+            self.remove_staged(Operation::Abort, upload.name, &path).await
         })
     }
 
@@ -296,20 +356,8 @@ impl Store for Bucket {
                 self.path(Operation::ListUploads, folder)?;
             }
             let mut found = self.writers.list(prefix);
-            #[cfg(feature = "local")]
-            if let Some(local) = self.local.clone() {
-                let text = prefix.to_owned();
-                let leftovers = local::blocking(move || local.leftovers(&text)).await;
-                let leftovers =
-                    leftovers.map_err(|error| self.failure(Operation::ListUploads, prefix, error))?;
-                found.extend(leftovers.into_iter().filter(|leftover| !self.writers.has(&leftover.name)).map(
-                    |leftover| ListedUpload {
-                        id: UploadId(format!("#{}", leftover.number).into()),
-                        name: leftover.name,
-                        created: leftover.created,
-                    },
-                ));
-            }
+            let left = self.staged(prefix).await?;
+            found.extend(left.into_iter().filter(|left| !self.writers.has(&left.name)));
             found.sort_unstable_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
             Ok(found)
         })
@@ -334,31 +382,27 @@ impl Store for Bucket {
         Box::pin(async move {
             let path = self.path(Operation::Delete, name)?;
             #[cfg(feature = "local")]
-            if let Some(local) = &self.local {
+            if let Staging::Local(local) = &self.staging {
                 let file = local.file(&path).map_err(|error| self.failure(Operation::Delete, name, error))?;
                 let outcome = local::blocking(move || local::remove_durably(&file)).await;
                 return outcome.map_err(|error| self.failure(Operation::Delete, name, error));
             }
             match self.inner.delete(&path).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-                Err(error) => Err(self.failure(Operation::Delete, name, error)),
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(self.failure(Operation::Delete, name, error)),
             }
+            self.remove_staged(Operation::Delete, name, &path).await
         })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
         Box::pin(async move {
-            // The folder part is what the store can narrow by; it is a name like any other.
-            let folder = match prefix.rsplit_once('/') {
-                Some((folder, _)) => Some(self.path(Operation::List, folder)?),
-                None => None,
-            };
-            let mut stream = self.inner.list(folder.as_ref());
             let mut found = Vec::new();
-            while let Some(entry) =
-                poll_fn(|context| futures_core::Stream::poll_next(stream.as_mut(), context)).await
-            {
-                let entry = entry.map_err(|error| self.failure(Operation::List, prefix, error))?;
+            for entry in self.entries(Operation::List, prefix).await? {
+                #[cfg(feature = "hdfs")]
+                if matches!(self.staging, Staging::Hdfs) && hdfs::staged(&entry).is_some() {
+                    continue;
+                }
                 let name = entry.location.to_string();
                 if name.starts_with(prefix) {
                     found.push(listed(name, entry));
@@ -370,115 +414,11 @@ impl Store for Bucket {
     }
 }
 
-/// Sequential writers under the ids of their uploads.
-///
-/// Invariant: a writer is in at most one call at a time, and one whose call failed or was dropped never comes back.
-#[derive(Debug, Default)]
-struct Writers {
-    next: AtomicU64,
-    open: Mutex<HashMap<UploadId, Writer>>,
-}
-
-#[derive(Debug)]
-struct Writer {
-    name: String,
-    /// Away while a part is written, and for good once one has failed.
-    sink: Option<Box<dyn MultipartUpload>>,
-    parts: u32,
-    bytes: u64,
-    created: SystemTime,
-}
-
-impl Writers {
-    fn add(&self, name: &str, sink: Box<dyn MultipartUpload>) -> UploadId {
-        let id = UploadId(self.next.fetch_add(1, Ordering::Relaxed).to_string().into());
-        let (name, created) = (name.to_owned(), SystemTime::now());
-        let writer = Writer { name, sink: Some(sink), parts: 0, bytes: 0, created };
-        self.lock().insert(id.clone(), writer);
-        id
-    }
-
-    /// The writer, for its next part.
-    fn take(&self, upload: UploadRef<'_>, number: u32) -> Result<Box<dyn MultipartUpload>, StoreErrorKind> {
-        let mut open = self.lock();
-        let writer = find(&mut open, upload)?;
-        if writer.sink.is_some() && number != writer.parts + 1 {
-            return Err(StoreErrorKind::InvalidPart);
-        }
-        writer.sink.take().ok_or(StoreErrorKind::Latched)
-    }
-
-    /// The writer comes back after its part. If its upload was aborted meanwhile it is dropped, which removes its file.
-    fn give_back(
-        &self,
-        upload: UploadRef<'_>,
-        sink: Box<dyn MultipartUpload>,
-        bytes: u64,
-    ) -> Result<(), StoreErrorKind> {
-        let mut open = self.lock();
-        let writer = find(&mut open, upload)?;
-        writer.sink = Some(sink);
-        writer.parts += 1;
-        writer.bytes += bytes;
-        Ok(())
-    }
-
-    /// The writer and the bytes it has, for its commit.
-    fn end(
-        &self,
-        upload: UploadRef<'_>,
-        parts: &[UploadedPart],
-    ) -> Result<(Box<dyn MultipartUpload>, u64), StoreErrorKind> {
-        let mut open = self.lock();
-        let writer = find(&mut open, upload)?;
-        if writer.sink.is_some() && !parts.iter().map(|part| part.number).eq(1..=writer.parts) {
-            return Err(StoreErrorKind::InvalidPart);
-        }
-        let sink = writer.sink.take().ok_or(StoreErrorKind::Latched)?;
-        let bytes = writer.bytes;
-        open.remove(upload.id);
-        Ok((sink, bytes))
-    }
-
-    fn remove(&self, upload: UploadRef<'_>) -> Option<Box<dyn MultipartUpload>> {
-        let mut open = self.lock();
-        find(&mut open, upload).ok()?;
-        open.remove(upload.id)?.sink
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.lock().values().any(|writer| writer.name == name)
-    }
-
-    fn list(&self, prefix: &str) -> Vec<ListedUpload> {
-        let open = self.lock();
-        let fits = open.iter().filter(|(_, writer)| writer.name.starts_with(prefix));
-        fits.map(|(id, writer)| ListedUpload {
-            name: writer.name.clone(),
-            id: id.clone(),
-            created: Some(writer.created),
-        })
-        .collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<UploadId, Writer>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn find<'a>(
-    open: &'a mut HashMap<UploadId, Writer>,
-    upload: UploadRef<'_>,
-) -> Result<&'a mut Writer, StoreErrorKind> {
-    let writer = open.get_mut(upload.id).filter(|writer| writer.name == upload.name);
-    writer.ok_or(StoreErrorKind::NoSuchUpload)
-}
-
-fn payload(body: &Body) -> PutPayload {
+pub(crate) fn payload(body: &Body) -> PutPayload {
     body.slices().iter().cloned().collect()
 }
 
-fn tag(text: Option<String>) -> EntityTag {
+pub(crate) fn tag(text: Option<String>) -> EntityTag {
     EntityTag(text.unwrap_or_default().trim_matches('"').into())
 }
 
@@ -487,7 +427,7 @@ fn listed(name: String, meta: ObjectMeta) -> ListedObject {
 }
 
 /// An error of the kind that the store's error is of.
-fn failure(
+pub(crate) fn failure(
     operation: Operation,
     url: &str,
     name: &str,
@@ -524,6 +464,12 @@ fn classify(error: &(dyn StdError + 'static)) -> Class {
                 return Class::Kind(StoreErrorKind::Unsupported);
             }
             Some(E::InvalidPath { .. }) => return Class::Lasting,
+            Some(generic @ E::Generic { .. }) => match status_of(&generic.to_string()) {
+                Some(429 | 503) => return Class::Kind(StoreErrorKind::Throttled),
+                Some(408 | 500..) => return Class::Kind(StoreErrorKind::Interrupted),
+                Some(300..) => return Class::Lasting,
+                _ => {}
+            },
             _ => {}
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
@@ -541,4 +487,32 @@ fn classify(error: &(dyn StdError + 'static)) -> Class {
         cause = error.source();
     }
     Class::Passing
+}
+
+/// The HTTP status that an error names. It has none to be asked for.
+fn status_of(text: &str) -> Option<u16> {
+    let (_, rest) = text.split_once("status code: ")?;
+    rest.get(..3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_decide_where_there_are_some() {
+        let kind = |text: &str| {
+            let source = io::Error::other(text.to_owned()).to_string().into();
+            let error = object_store::Error::Generic { store: "GCS", source };
+            let error = failure(Operation::PutPart, "gs://bucket", "x", error);
+            (error.kind().clone(), error.is_retryable())
+        };
+        let status = |status| kind(&format!("Server returned non-2xx status code: {status}: "));
+        assert_eq!(status("503 Service Unavailable"), (StoreErrorKind::Throttled, true));
+        assert_eq!(status("429 Too Many Requests"), (StoreErrorKind::Throttled, true));
+        assert_eq!(status("500 Internal Server Error"), (StoreErrorKind::Interrupted, true));
+        assert_eq!(status("301 Moved Permanently"), (StoreErrorKind::Failed, false));
+        assert_eq!(status("400 Bad Request"), (StoreErrorKind::Failed, false));
+        assert_eq!(kind("connection reset"), (StoreErrorKind::Failed, true));
+    }
 }

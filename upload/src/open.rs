@@ -3,6 +3,10 @@
 
 use std::sync::Arc;
 
+#[cfg(any(feature = "azure", feature = "gcs"))]
+use crate::cloud;
+#[cfg(feature = "hdfs")]
+use crate::hdfs;
 use crate::object;
 #[cfg(feature = "s3")]
 use crate::s3;
@@ -12,12 +16,32 @@ use crate::store::{Operation, Store, StoreError, StoreErrorKind};
 pub const SUPPORTED_SCHEMES: &str = "s3://bucket/prefix, file:///absolute/directory, memory://, memory://name, \
                                      gs://bucket/prefix, az://container/prefix, hdfs://host:port/prefix";
 
-/// Opens the bucket that a URL names.
+/// Opens the bucket that a URL names. URLs stand in handles, so none has credentials: they come from the environment, from
+/// profiles, or from the machine's role.
 ///
-/// - `file:///absolute/directory`: a local directory, made if it is not there. An object that is complete survives a power
-///   cut, and so does its absence once it is deleted.
+/// - `file:///absolute/directory` (feature `local`, on by default): a local directory, made if it is not there. An object
+///   that is complete survives a power cut, and so does its absence once it is deleted.
 /// - `memory://`: a new, empty bucket in this process's memory. `memory://name`: the same for every caller in the process
 ///   for as long as one of them keeps it.
+/// - `s3://bucket/prefix?key=value&...` (feature `s3`, on by default): AWS, and what speaks its protocol. The keys:
+///
+///   | key | meaning; default |
+///   |---|---|
+///   | `endpoint` | the server, `http://host:port`; `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, else AWS |
+///   | `region` | `AWS_REGION`, the profile's, the machine's; `us-east-1` where there is an endpoint and no region |
+///   | `path_style` | the bucket stands in the path, not in the host's name; true for servers other than AWS |
+///   | `anonymous` | true: nothing is signed |
+///   | `sse`, `kms_key`, `storage_class` | headers of new objects: `AES256`, `aws:kms` or `aws:kms:dsse`; a key's id; a class |
+///   | `checksum` | how damage on the way is found: `sha256` (in the signature), `md5` (`Content-MD5`), `none`; `sha256` |
+///   | `sparse`, `equal_parts`, `conditional_put`, `list_uploads`, `part_bytes_min` | what the server takes, where it is not what its kind is known for |
+///
+///   What the kinds are known for: parts of 5 MiB and more, 10,000 of them. AWS also takes gaps between part numbers and
+///   conditional writes; its directory buckets (`...--x-s3`) no gaps; R2 no gaps and only parts of equal size; any other server
+///   no gaps and no conditions, unless the URL says that it does.
+/// - `gs://bucket/prefix` (feature `gcs`), `az://container/prefix` (feature `azure`), `hdfs://host:port/prefix` (feature
+///   `hdfs`; one sequential writer and a rename).
+///
+/// No store is asked for anything here: what is wrong with a bucket or with credentials is said by the first request.
 ///
 /// # Errors
 /// A URL that names no bucket or is of an unknown scheme, or a directory that cannot be made.
@@ -35,6 +59,12 @@ pub fn open_store(url: &str) -> Result<Arc<dyn Store>, StoreError> {
         Some(("file", _)) => object::open_directory(url),
         #[cfg(feature = "s3")]
         Some(("s3", _)) => s3::open(url),
+        #[cfg(feature = "gcs")]
+        Some(("gs", _)) => cloud::open_google(url),
+        #[cfg(feature = "azure")]
+        Some(("az", _)) => cloud::open_azure(url),
+        #[cfg(feature = "hdfs")]
+        Some(("hdfs", _)) => hdfs::open(url),
         Some(("memory", name)) => object::open_memory(url, name),
         other => {
             let scheme = other.map_or(url, |(scheme, _)| scheme).to_owned();
