@@ -18,7 +18,7 @@ mod requests;
 mod timers;
 mod upload;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem;
@@ -317,6 +317,7 @@ impl Prepared {
             timers,
             random: Mutex::new(self.seed),
             counters: Counters::default(),
+            uploads_begun: AtomicU64::new(0),
             uploads: Mutex::default(),
             canaries: canary::Alarm::default(),
             told: Mutex::new(told),
@@ -350,8 +351,9 @@ struct Core {
     observed: Observed,
     random: Mutex<u64>,
     counters: Counters,
-    /// The uploads under way, by a number of their own.
-    uploads: Mutex<HashMap<u64, Arc<Inbox>>>,
+    /// The uploads under way, by number in the order of their beginning.
+    uploads_begun: AtomicU64,
+    uploads: Mutex<BTreeMap<u64, Arc<Inbox>>>,
     canaries: canary::Alarm,
     told: Mutex<Told>,
 }
@@ -506,7 +508,7 @@ impl Core {
         }
     }
 
-    fn uploads(&self) -> MutexGuard<'_, HashMap<u64, Arc<Inbox>>> {
+    fn uploads(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Inbox>>> {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -331,13 +331,14 @@ impl Policy {
         self.stats.hedges_won += 1;
     }
 
-    /// Takes a connection for a request with a body, if one is free.
-    pub(crate) fn connect(&mut self, lane: Lane) -> bool {
+    /// Takes a connection for a request with a body, if one is free. An object that has none gets one in any case: objects
+    /// that hang must not keep another from starting.
+    pub(crate) fn connect(&mut self, lane: Lane, has_none: bool) -> bool {
         let (used, max) = match lane {
             Lane::Primary => (&mut self.primaries, self.options.connections()),
             Lane::Hedge => (&mut self.hedges, self.options.hedge_connections.max(1)),
         };
-        if *used < max {
+        if *used < max || has_none {
             *used += 1;
             return true;
         }

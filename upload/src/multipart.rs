@@ -374,8 +374,9 @@ struct Attempt {
 }
 
 impl ObjectMachine {
-    /// An object of this name, that fails when it is not committed before `deadline`; without one it goes on for ever.
-    /// Time counts from `now`.
+    /// An object of this name, that fails when it is not committed before `deadline`; without one, when it takes longer
+    /// than [`object_timeout`](crate::options::UploadOptions::object_timeout) from its last chunk on. Time counts from
+    /// `now`.
     #[must_use]
     pub fn new(name: String, deadline: Option<Instant>, now: Instant) -> ObjectMachine {
         ObjectMachine {
@@ -453,6 +454,9 @@ impl ObjectMachine {
         self.chunks.push(bytes);
         self.bytes += bytes;
         self.last = last;
+        if last && self.fails_at.is_none() {
+            self.fails_at = cx.now.checked_add(cx.policy.options().object_timeout);
+        }
         if self.uploads.is_empty() {
             let bucket = cx.policy.home(&[], cx.now);
             let rules = cx.rules(bucket);

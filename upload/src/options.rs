@@ -17,7 +17,7 @@ pub struct UploadOptions {
     /// interface is busy.
     pub nic_bytes_per_second: Option<u64>,
     /// First attempts in flight at once over all objects; `None`: `nic_bytes_per_second` / 65 MB/s, at most 64, or 32
-    /// when the interface is unknown.
+    /// when the interface is unknown. An object always has one, however many others wait or hang.
     pub connections: Option<usize>,
     /// Hedges in flight at once over all objects, on connections of their own.
     pub hedge_connections: usize,

@@ -107,7 +107,7 @@ pub(super) fn start(core: &Arc<Core>, name: &str, deadline: Option<Instant>) -> 
         let now = core.timers.now();
         ObjectMachine::new(name.to_owned(), deadline, now)
     };
-    let number = core.random_u64();
+    let number = core.uploads_begun.fetch_add(1, Relaxed);
     core.uploads().insert(number, Arc::clone(&inbox));
     let span = tracing::debug_span!("object", name);
     let object = Object {

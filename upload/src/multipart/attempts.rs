@@ -60,7 +60,8 @@ impl ObjectMachine {
             let found = self.side_bucket(at, unit, cx);
             found.or_else(|| excluded.then(|| cx.policy.home(&self.excluded, cx.now)))
         };
-        if !cx.policy.connect(Lane::Primary) {
+        let has_none = self.attempts.values().all(|attempt| attempt.lane != Some(Lane::Primary));
+        if !cx.policy.connect(Lane::Primary, has_none) {
             return false;
         }
         if self.uploads[at].slots[index].attempts == 0 && !self.is_replacement(at) {
@@ -192,7 +193,7 @@ impl ObjectMachine {
         } else if side {
             match self.side_bucket(at, unit, cx).or_else(|| self.only_bucket(home, cx)) {
                 None => Some(again),
-                Some(_) if !cx.policy.connect(Lane::Hedge) => Some(again),
+                Some(_) if !cx.policy.connect(Lane::Hedge, false) => Some(again),
                 Some(bucket) => match cx.policy.grant(age, delay, 1) {
                     None => {
                         cx.policy.disconnect(Lane::Hedge);
@@ -324,7 +325,7 @@ impl ObjectMachine {
                 None if waiting => {}
                 None => {
                     if let Some(bucket) = self.side_bucket(at, unit, cx)
-                        && cx.policy.connect(Lane::Hedge)
+                        && cx.policy.connect(Lane::Hedge, false)
                     {
                         self.send_side(at, index, bucket, None, true, cx);
                     }
