@@ -74,7 +74,8 @@ impl ChunkSizes {
             put_bytes_max: options.put_bytes_max.min(max_bytes),
             bytes_start: options.part_bytes.clamp(min_bytes, max_bytes),
             bytes_max: max_bytes,
-            chunks_max: chunks_max.max(1),
+            // A tenth of the numbers is left for parts that are sent again.
+            chunks_max: (chunks_max - chunks_max / 10).max(1),
             equal,
         })
     }
@@ -93,14 +94,18 @@ impl ChunkSizes {
         bytes
     }
 
-    /// The size of a chunk that starts at `offset`: about a thousandth of what went before, so that 10,000 parts
-    /// suffice for any object (1,000 × (1 + ln(5 TiB / 8 GiB)) = 7,500).
+    /// The size of a chunk that starts at `offset`: a tenth of the number of chunks suffices for what went before, so
+    /// that 9,000 do for any object: 900 × (1 + ln(5 TiB / (900 × 8 MiB))) = 6,800.
     fn bytes_at(&self, offset: u64) -> u64 {
         if self.equal {
             return self.bytes_start;
         }
         let share = u64::from(self.chunks_max / 10).max(1);
-        (offset / share).next_multiple_of(1 << 20).clamp(self.bytes_start, self.bytes_max)
+        let bytes = offset / share;
+        if bytes <= self.bytes_start {
+            return self.bytes_start;
+        }
+        bytes.next_multiple_of(1 << 20).min(self.bytes_max)
     }
 }
 
@@ -178,5 +183,107 @@ impl Chunker {
         self.cut_bytes += bytes;
         self.chunks += 1;
         slices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Capabilities {
+        Capabilities {
+            parts: Parts::Parallel,
+            part_bytes_min: 4,
+            part_bytes_max: 1 << 30,
+            parts_max: 100,
+            equal_parts: false,
+            sparse: true,
+            resend_part: false,
+            list_parts: true,
+            list_uploads: true,
+            conditional_put: false,
+        }
+    }
+
+    fn options(put_bytes_max: u64, part_bytes: u64) -> UploadOptions {
+        UploadOptions { put_bytes_max, part_bytes, ..UploadOptions::default() }
+    }
+
+    fn sizes(rows: &[Capabilities]) -> ChunkSizes {
+        ChunkSizes::new(&options(12, 8), rows).expect("sizes")
+    }
+
+    /// Pushes bytes in pieces of these lengths and returns the chunks.
+    fn cut(sizes: ChunkSizes, pieces: impl IntoIterator<Item = usize>) -> Vec<Vec<u8>> {
+        let mut chunker = Chunker::new(sizes);
+        let (mut chunks, mut next) = (Vec::new(), 0_u8);
+        let join = |slices: Vec<Bytes>| slices.iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
+        for piece in pieces {
+            let bytes: Vec<u8> = (0..piece)
+                .map(|_| {
+                    next = next.wrapping_add(1);
+                    next
+                })
+                .collect();
+            chunker.push(vec![Bytes::new(), bytes.into()]);
+            while let Some(chunk) = chunker.full().expect("room") {
+                chunks.push(join(chunk));
+            }
+        }
+        chunks.push(join(chunker.last()));
+        let all: Vec<u8> = chunks.concat();
+        assert!(all.iter().zip(1_usize..).all(|(byte, nth)| *byte == nth as u8), "in order, none lost");
+        chunks
+    }
+
+    fn lengths(chunks: &[Vec<u8>]) -> Vec<usize> {
+        chunks.iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn what_ends_small_is_one_chunk_and_pieces_are_merged_to_full_ones() {
+        assert_eq!(lengths(&cut(sizes(&[row()]), [])), [0]);
+        assert_eq!(lengths(&cut(sizes(&[row()]), [5, 7])), [12]);
+        assert_eq!(lengths(&cut(sizes(&[row()]), [5, 8])), [8, 5]);
+        assert_eq!(lengths(&cut(sizes(&[row()]), [1; 33])), [8, 8, 8, 8, 1]);
+        assert_eq!(lengths(&cut(sizes(&[row()]), [32])), [8, 8, 8, 8]);
+    }
+
+    #[test]
+    fn chunks_keep_to_every_bucket_whatever_the_pieces() {
+        let strict = Capabilities { part_bytes_min: 10, equal_parts: true, ..row() };
+        for pieces in [vec![3; 50], vec![1, 90, 2, 17, 40], vec![150]] {
+            let lengths = lengths(&cut(sizes(&[row(), strict.clone()]), pieces));
+            let (last, others) = lengths.split_last().expect("a last one");
+            assert!(others.iter().all(|len| *len == 10) && *last <= 10, "{lengths:?}");
+        }
+        let small = Capabilities { part_bytes_max: 6, ..row() };
+        assert!(lengths(&cut(sizes(&[small.clone()]), [50])).iter().all(|len| *len <= 6));
+        let error = ChunkSizes::new(&options(12, 8), &[small, strict]).expect_err("no size");
+        assert_eq!((error.min_bytes, error.max_bytes), (10, 6));
+    }
+
+    #[test]
+    fn chunks_grow_so_that_the_largest_object_fits_its_parts() {
+        let s3 =
+            Capabilities { part_bytes_min: 5 << 20, part_bytes_max: 5 << 30, parts_max: 10_000, ..row() };
+        let sizes = ChunkSizes::new(&UploadOptions::default(), &[s3.clone()]).expect("sizes");
+        assert_eq!((sizes.bytes_at(0), sizes.bytes_at(8 << 30)), (8 << 20, 10 << 20));
+        assert!(sizes.object_bytes_max() > 5 << 40, "{}", sizes.object_bytes_max());
+        let equal = Capabilities { equal_parts: true, ..s3 };
+        let sizes = ChunkSizes::new(&UploadOptions::default(), &[equal]).expect("sizes");
+        assert_eq!(sizes.bytes_at(1 << 40), 8 << 20);
+        assert_eq!(sizes.object_bytes_max(), 9_000 * (8 << 20));
+    }
+
+    #[test]
+    fn an_object_of_too_many_parts_is_refused() {
+        let few = Capabilities { parts_max: 3, equal_parts: true, ..row() };
+        let mut chunker = Chunker::new(sizes(&[few]));
+        chunker.push(vec![Bytes::from(vec![0; 24])]);
+        assert!(chunker.full().expect("room").is_some() && chunker.full().expect("room").is_some());
+        assert_eq!(chunker.full(), Ok(None));
+        chunker.push(vec![Bytes::from_static(b"x")]);
+        assert_eq!(chunker.full(), Err(ObjectTooLarge { bytes_max: 24 }));
     }
 }

@@ -101,8 +101,11 @@ struct Expected {
 /// Bytes a second over the last [`METER`], as far as they were told of.
 #[derive(Clone, Debug)]
 struct Meter {
+    /// Those sent long ago count less.
     bytes: f64,
     at: Option<Instant>,
+    /// Since when bytes have been going out.
+    since: Option<Instant>,
     progress_seen: bool,
 }
 
@@ -134,7 +137,7 @@ impl Policy {
             hedges: 0,
             refused_connection: false,
             freed: false,
-            meter: Meter { bytes: 0.0, at: None, progress_seen: false },
+            meter: Meter { bytes: 0.0, at: None, since: None, progress_seen: false },
             stats: PolicyStats::default(),
             options,
             buckets,
@@ -363,8 +366,7 @@ impl Policy {
     /// Bytes went out.
     pub(crate) fn sent(&mut self, bytes: u64, progress: bool, now: Instant) {
         self.meter.progress_seen |= progress;
-        self.meter.fade(now);
-        self.meter.bytes += bytes as f64;
+        self.meter.add(bytes, now);
     }
 
     /// Whether it is known how far requests have come.
@@ -374,10 +376,9 @@ impl Policy {
 
     /// Whether the interface is what holds a request up that has sent `acknowledged` bytes in `age`: it is busy, and the
     /// request keeps up with the others. How far it has come may be unknown.
-    pub(crate) fn interface_busy(&mut self, acknowledged: u64, age: Duration, now: Instant) -> bool {
+    pub(crate) fn interface_busy(&self, acknowledged: u64, age: Duration, now: Instant) -> bool {
         let Some(nic) = self.options.nic_bytes_per_second else { return false };
-        self.meter.fade(now);
-        let rate = self.meter.bytes / METER.as_secs_f64();
+        let rate = self.meter.rate(now);
         if rate < self.options.hedging.nic_share * nic as f64 {
             return false;
         }
@@ -429,11 +430,27 @@ impl Policy {
 }
 
 impl Meter {
-    fn fade(&mut self, now: Instant) {
-        let age = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+    fn add(&mut self, bytes: u64, now: Instant) {
+        let idle = self.at.map_or(Duration::MAX, |at| now.saturating_duration_since(at));
+        if idle > METER * 4 {
+            (self.bytes, self.since) = (0.0, Some(now));
+        }
+        self.bytes = self.bytes * fading(idle) + bytes as f64;
         self.at = Some(now);
-        self.bytes *= (-age.as_secs_f64() / METER.as_secs_f64()).exp();
     }
+
+    /// In bytes a second. Reports come in steps: what came last is as good as now for a while.
+    fn rate(&self, now: Instant) -> f64 {
+        let (Some(at), Some(since)) = (self.at, self.since) else { return 0.0 };
+        let quiet = now.saturating_duration_since(at).saturating_sub(METER / 4);
+        let seen = 1.0 - fading(at.saturating_duration_since(since).max(METER / 4));
+        self.bytes * fading(quiet) / (seen * METER.as_secs_f64())
+    }
+}
+
+/// What is left of a count after this time.
+fn fading(time: Duration) -> f64 {
+    (-time.as_secs_f64() / METER.as_secs_f64()).exp()
 }
 
 fn complete_class(parts: usize) -> usize {

@@ -61,7 +61,7 @@ pub enum Event {
         /// How. After a [`Action::Cancel`]: [`Cancelled`](crate::store::StoreErrorKind::Cancelled), or what came first.
         outcome: Result<Answer, StoreError>,
     },
-    /// So many bytes of a request's body were acknowledged by the other side.
+    /// So many bytes of a request's body were acknowledged by the other side. Acted upon at the next other event.
     Progress {
         /// Which.
         attempt: AttemptId,
@@ -425,6 +425,8 @@ impl ObjectMachine {
                     cx.policy.sent(acknowledged.saturating_sub(attempt.acknowledged), true, now);
                     attempt.acknowledged = attempt.acknowledged.max(acknowledged);
                 }
+                // Reports on other requests may follow, and only together they tell which of them is late.
+                return;
             }
             Event::Ended { attempt, outcome } => self.ended(attempt, outcome, &mut cx),
             Event::Abort => {

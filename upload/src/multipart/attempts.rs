@@ -203,7 +203,7 @@ impl ObjectMachine {
                     Some(grant) => {
                         self.uploads[at].slots[index].hedges += 1;
                         self.send_side(at, index, bucket, Some(grant), true, cx);
-                        None
+                        Some(cx.now + delay)
                     }
                 },
             }
@@ -229,6 +229,10 @@ impl ObjectMachine {
         }
         let attempt = self.flying(unit).next()?;
         let sending = cx.policy.sending(attempt.bucket, bytes);
+        // Of a small body nothing is acknowledged before all of it is.
+        if sending < cx.policy.options().hedging.delay_min {
+            return None;
+        }
         let check = attempt.started + sending.mul_f64(1.6) + Duration::from_millis(10);
         (attempt.acknowledged < bytes / 2).then_some(check)
     }

@@ -1,4 +1,6 @@
 //! The machine of one object, request by request.
 
+mod completing;
 mod harness;
+mod racing;
 mod random;
