@@ -182,6 +182,25 @@ fn without_sparse_numbers_the_whole_upload_is_raced_and_the_first_object_wins() 
 }
 
 #[test]
+fn bytes_that_a_race_still_has_to_send_are_not_let_go() {
+    let mut options = UploadOptions::default();
+    options.retain_bytes_max = CHUNK;
+    let mut h = Harness::new(&[dense(), dense()], options, 3);
+    h.object(&[CHUNK, 1000]);
+    let home = h.created();
+    h.pass(LATE);
+    let parts = h.find(is_part);
+    h.ok(parts[0]);
+    assert_eq!((h.stored.len(), h.released.len()), (1, 0));
+    h.created();
+    for _ in 0..2 {
+        h.all_ok(|f| f.bucket != home);
+    }
+    assert_ne!(h.placement().pieces[0].bucket, home);
+    assert_eq!(h.released.len(), 2);
+}
+
+#[test]
 fn a_late_create_is_raced_and_the_first_upload_is_the_home() {
     let mut h = Harness::new(&four(), UploadOptions::default(), 3);
     h.object(&[CHUNK, 1000]);
@@ -240,33 +259,53 @@ fn the_first_refusal_goes_elsewhere_at_once_and_the_next_ones_back_off() {
     assert!(h.placement().bytes > 0);
 }
 
-/// Attempts of ten small objects, one after the other, while every bucket refuses for two seconds of each.
-fn attempts_under_refusal(options: UploadOptions) -> usize {
-    let mut attempts = 0;
-    let mut h = Harness::new(&four(), options, 3);
-    for _ in 0..10 {
-        h.object(&[1000]);
-        let until = h.now + 2 * SECOND;
+#[test]
+fn when_every_bucket_refuses_nothing_goes_elsewhere_and_nothing_is_raced() {
+    let mut h = Harness::new(&four(), UploadOptions::default(), 3);
+    h.object(&[1000]);
+    let refuse_all = |h: &mut Harness, time: Duration| {
+        let until = h.now + time;
         while h.now < until {
             for put in h.find(is_put) {
                 h.err(put, StoreErrorKind::Throttled);
             }
             h.pass(Duration::from_millis(5));
         }
-        h.pass(2 * SECOND);
-        h.all_ok(is_put);
-        h.all_ok(is_clearing);
-        attempts += h.count(|request| matches!(request, Request::Put { .. }));
-        h = h.again();
-    }
-    attempts
+    };
+    refuse_all(&mut h, 20 * SECOND);
+    h.pass(SECOND);
+    h.event(Event::Abort);
+    h.all_ok(is_clearing);
+    let mut h = h.again();
+    h.object(&[1000]);
+    let put = h.only(is_put);
+    h.err(put, StoreErrorKind::Throttled);
+    assert!(h.in_flight.is_empty(), "it would only meet another refusal");
+    refuse_all(&mut h, 20 * SECOND);
+    // One attempt in 800 ms ± 50 %, as without hedging.
+    let attempts = h.count(|request| matches!(request, Request::Put { .. }));
+    assert!((15..40).contains(&attempts), "{attempts}");
+    // And it goes on when they take objects again.
+    h.pass(2 * SECOND);
+    h.all_ok(is_put);
+    assert_eq!(h.placement().bytes, 1000);
 }
 
 #[test]
-fn when_every_bucket_refuses_there_is_no_storm() {
-    let hedged = attempts_under_refusal(UploadOptions::default());
-    let plain = attempts_under_refusal(hedging_off());
-    assert!(hedged * 10 <= plain * 13, "{hedged} attempts, {plain} without hedging");
+fn races_of_parts_that_are_late_together_are_bounded_by_the_tokens() {
+    let mut options = UploadOptions::default();
+    (options.connections, options.hedge_connections) = (Some(64), 64);
+    options.retain_bytes_max = 0;
+    let mut h = Harness::new(&four(), options, 3);
+    h.object(&[CHUNK; 40]);
+    h.created();
+    // The tokens saved up; those of the forty parts came while the purse was full.
+    h.pass(LATE);
+    assert_eq!(h.find(is_put).len(), 10);
+    // Two more at a time without a token.
+    h.pass(9 * SECOND);
+    assert_eq!(h.find(is_put).len(), 12);
+    assert!(h.policy.stats().hedges_denied > 0);
 }
 
 #[test]
