@@ -310,6 +310,7 @@ impl ObjectMachine {
             }
             Err(error) => {
                 let upload = &mut self.uploads[at];
+                let bucket = upload.bucket;
                 upload.uncertain |= error.outcome() == Outcome::Unknown;
                 match error.kind() {
                     StoreErrorKind::NoSuchUpload => {
@@ -317,7 +318,7 @@ impl ObjectMachine {
                         self.look(at, true, cx);
                     }
                     _ if error.outcome() == Outcome::Unknown => {
-                        self.judge_error(attempt_bucket(&self.uploads[at]), &error, cx);
+                        self.judge_error(bucket, &error, cx);
                         self.look(at, false, cx);
                     }
                     StoreErrorKind::InvalidPart if !abandoned => {
@@ -526,10 +527,6 @@ impl Upload {
         self.since = None;
         self.race_at = None;
     }
-}
-
-fn attempt_bucket(upload: &Upload) -> BucketIndex {
-    upload.bucket
 }
 
 /// The number of parts that a tag tells of, as S3 writes it: `<hash>-<parts>`.
