@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -188,6 +188,30 @@ fn hung_uploads_keep_no_other_from_starting_and_end_at_their_deadlines() {
     }
     assert!(time.passed() < deadline * 2, "{:?}", time.passed());
     assert_eq!(driver.stats().bytes_in_memory, 0);
+}
+
+#[test]
+fn connections_that_one_object_frees_are_used_by_another_at_once() {
+    let hangs = AtomicBool::new(true);
+    let store = Trapped::new(SimStore::new(1), move |operation, name, _| match (operation, name) {
+        (Operation::PutPart, "first") => Some(Trap::Gate),
+        (Operation::PutPart, _) => hangs.swap(false, Ordering::Relaxed).then_some(Trap::Never),
+        _ => None,
+    });
+    let mut options = small_parts();
+    options.connections = Some(2);
+    let (driver, time) = inline(vec![Arc::new(store.clone())], options);
+    let ends = ["first", "second"].map(|name| {
+        let mut upload = driver.upload(name, None);
+        drop(put(&mut upload, "12345678"));
+        finish(upload, "9")
+    });
+    assert_eq!(store.inner.stats().calls(Operation::PutPart), 0);
+    store.open_gate();
+    driver.tick(time.now());
+    // Three of the first one, and all of the second one but the part that hangs.
+    assert_eq!(store.inner.stats().calls(Operation::PutPart), 3 + 2);
+    drop(ends);
 }
 
 #[test]
