@@ -8,6 +8,10 @@ check:
 ci:
     bash .ci/run
 
+# The stores' suite against moto and Garage, which it installs.
+interop:
+    bash .ci/run interop
+
 # The interleavings of the lane; LOOM_MAX_PREEMPTIONS=3 and above for more of them.
 loom:
     bash .ci/run loom

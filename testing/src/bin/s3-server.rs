@@ -1,0 +1,46 @@
+//! The test server as a process of its own, for benches that must not share its memory and threads.
+//!
+//! `s3-server [--address 127.0.0.1:9000] [--dir FOLDER] [--random-tags] BUCKET...` prints its endpoint on the first
+//! line, and ends when its standard input does.
+
+use std::io::{Read as _, Write as _};
+use std::process::ExitCode;
+
+use tidelog_testing::{S3Server, ServerOptions};
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("s3-server: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
+    let mut options = ServerOptions::default();
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--address" => options.address = Some(value()?.parse()?),
+            "--dir" => options.folder = Some(value()?.into()),
+            "--random-tags" => options.rules.random_tags = true,
+            option if option.starts_with('-') => return Err(format!("unknown option {option}").into()),
+            bucket => options.buckets.push(bucket.to_owned()),
+        }
+    }
+    if options.buckets.is_empty() {
+        return Err("name at least one bucket".into());
+    }
+    let server = S3Server::start(options)?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{}", server.endpoint())?;
+    out.flush()?;
+    // Whoever started it holds the other end: the server cannot outlive them.
+    let mut input = std::io::stdin().lock();
+    let mut buffer = [0; 256];
+    while input.read(&mut buffer)? > 0 {}
+    Ok(())
+}
