@@ -217,7 +217,7 @@ fn simulated() -> Changelog {
     let world = SimWorld::new(1);
     let seams = Seams {
         directories: vec![(world.files(), Box::new(world.disk(16, Durability::Process)))],
-        store: Arc::new(SimStore::new(1)),
+        stores: vec![Arc::new(SimStore::new(1))],
         clock: Arc::new(Instant::now),
         random: {
             let mut next = 0;

@@ -28,7 +28,7 @@ use crate::error::{CloseError, ControlError, CreateError, Forked, OpenError, Syn
 use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::ledger::{Ledger, LedgerJournal};
 use crate::manifest::{ManifestRecord, ManifestState};
-use crate::options::{Options, UploadRuntime};
+use crate::options::{OptionError, Options, UploadRuntime};
 use crate::queue::{Queue, Source};
 use crate::recovered::RecoveredLog;
 use crate::recovery::{Recovered, has_manifest, recover};
@@ -95,7 +95,7 @@ enum Engine {
 /// What a changelog shares with its writers.
 pub(crate) struct Core {
     pub options: Arc<Options>,
-    pub bucket: Arc<str>,
+    pub buckets: Vec<Arc<str>>,
     pub driver: Arc<Driver>,
     pub devices: Vec<Arc<Device>>,
     pub sites: Vec<Site>,
@@ -129,20 +129,21 @@ pub type Random = Box<dyn FnMut() -> u64 + Send>;
 pub struct Seams {
     /// One for each directory of the options, in their order.
     pub directories: Vec<(Arc<dyn Files>, Box<dyn Disk>)>,
-    pub store: Arc<dyn Store>,
+    /// One for each bucket.
+    pub stores: Vec<Arc<dyn Store>>,
     pub clock: Clock,
     pub random: Random,
 }
 
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("bucket", &self.bucket).finish_non_exhaustive()
+        f.debug_struct("Core").field("buckets", &self.buckets).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for Changelog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Changelog").field("bucket", &self.core.bucket).finish_non_exhaustive()
+        f.debug_struct("Changelog").field("buckets", &self.core.buckets).finish_non_exhaustive()
     }
 }
 
@@ -231,12 +232,14 @@ impl Changelog {
     /// See [`OpenError`]. Nothing durable is changed then, except that missing directories may have been made.
     pub fn open(options: Options) -> Result<Changelog, OpenError> {
         options.check()?;
-        let store = tidelog_upload::open_store(&options.bucket)?;
+        let stores = options.buckets.iter().map(|bucket| tidelog_upload::open_store(bucket));
+        let stores = stores.collect::<Result<Vec<_>, _>>()?;
+        check_memory(&options, &stores)?;
         let runtime = match &options.runtime {
             UploadRuntime::Own => Runtime::Own { threads: UPLOAD_THREADS },
             UploadRuntime::Handle(handle) => Runtime::Handle(handle.clone()),
         };
-        let driver = Driver::start(store, runtime)?;
+        let driver = Driver::start(stores, runtime, options.upload_options())?;
         let directories =
             options.directories.iter().map(Directory::open).collect::<Result<Vec<Directory>, _>>()?;
         for (path, directory) in options.directories.iter().zip(&directories) {
@@ -284,19 +287,19 @@ impl Changelog {
     #[doc(hidden)]
     pub fn open_simulated(options: Options, seams: Seams) -> Result<Changelog, OpenError> {
         options.check()?;
-        let Seams { directories, store, clock, mut random } = seams;
+        let Seams { directories, stores, clock, mut random } = seams;
+        check_memory(&options, &stores)?;
         for (path, (files, _)) in options.directories.iter().zip(&directories) {
             check_room(path, &**files, &options)?;
         }
-        let driver = Driver::inline(store);
+        let driver = Driver::inline(stores, options.upload_options(), Arc::clone(&clock))?;
         let mut sites = Vec::new();
         for (path, (files, disk)) in options.directories.iter().zip(directories) {
             let disk = |_: &Arena| Ok(disk);
             sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, &options, &mut random)?);
         }
-        let (core, recovered, spillers, mut uploader) =
+        let (core, recovered, spillers, uploader) =
             build(options, Arc::new(driver), sites, clock, random, false)?;
-        uploader.sweep();
         let engine = Engine::Manual { spillers, uploader: Box::new(uploader) };
         Ok(Changelog { core, recovered, engine: Mutex::new(engine), _directories: Vec::new() })
     }
@@ -310,7 +313,10 @@ impl Changelog {
             Engine::Manual { spillers, uploader } => {
                 let deadlines: Vec<Option<Instant>> =
                     spillers.iter_mut().map(|spiller| spiller.step(now).deadline).collect();
-                deadlines.into_iter().chain([uploader.step(now)]).flatten().min()
+                self.core.driver.tick(now);
+                let uploader = uploader.step(now);
+                // What the uploader began may wait for a time.
+                deadlines.into_iter().chain([uploader, self.core.driver.tick(now)]).flatten().min()
             }
         }
     }
@@ -362,10 +368,9 @@ impl Changelog {
         &self.recovered
     }
 
-    /// The URL of the bucket, as it stands in handles.
-    #[must_use]
-    pub fn bucket(&self) -> &str {
-        &self.core.bucket
+    /// The URLs of the buckets, as they stand in handles.
+    pub fn buckets(&self) -> impl Iterator<Item = &str> {
+        self.core.buckets.iter().map(|bucket| &**bucket)
     }
 
     /// What writes each local directory: io_uring, or what took its place, and why.
@@ -405,7 +410,7 @@ impl Changelog {
         let (resolver, mut pending) = tidelog_upload::channel();
         self.core.send(Event::Quiesce { resolver });
         if self.wait(&mut pending, left()).is_none() && result.is_ok() {
-            result = Err(self.not_durable(started_at.elapsed()));
+            result = Err(CloseError::Persists { waited: started_at.elapsed() });
         }
         self.stop();
         for site in &self.core.sites {
@@ -449,7 +454,8 @@ impl Changelog {
             }
             Engine::Manual { spillers, uploader } => {
                 let now = self.core.now();
-                for spiller in spillers {
+                // Once: what is sealed then must stay as it is.
+                for mut spiller in spillers.drain(..) {
                     spiller.step(now);
                 }
                 self.core.send(Event::Exit);
@@ -568,6 +574,20 @@ fn known_segments(
     Ok(known)
 }
 
+/// Whether the share of uploads has room for parts of the least size that the buckets take, so that none waits for ever.
+fn check_memory(options: &Options, stores: &[Arc<dyn Store>]) -> Result<(), OptionError> {
+    let parts = stores.iter().map(|store| store.capabilities().part_bytes_min);
+    let needed = 16 * parts.max().unwrap_or(0);
+    if options.memory_bytes as u64 >= needed {
+        return Ok(());
+    }
+    Err(OptionError {
+        option: "memory_bytes",
+        value: options.memory_bytes.to_string(),
+        remedy: format!("at least {needed} for the smallest parts that these buckets take"),
+    })
+}
+
 type Built = (Arc<Core>, Vec<RecoveredLog>, Vec<Spiller>, Uploader);
 
 /// Wires everything.
@@ -580,7 +600,7 @@ fn build(
     background: bool,
 ) -> Result<Built, OpenError> {
     let options = Arc::new(options);
-    let bucket: Arc<str> = driver.store().url().into();
+    let buckets: Vec<Arc<str>> = driver.stores().iter().map(|store| store.url().into()).collect();
     let (sender, events) = crossbeam_channel::unbounded();
     let side_budget = Budget::new(options.memory_share());
     let mut devices = Vec::new();
@@ -646,7 +666,7 @@ fn build(
     let seed = random();
     let core = Arc::new(Core {
         options: Arc::clone(&options),
-        bucket: bucket.clone(),
+        buckets: buckets.clone(),
         driver: Arc::clone(&driver),
         devices,
         sites: fixed,
@@ -670,16 +690,17 @@ fn build(
         }
     }
     let tokens = Box::new(splitmix(seed));
-    let uploader = Uploader::new(UploaderParts {
+    let parts = UploaderParts {
         options,
-        bucket,
+        buckets,
         driver,
         queue: Queue::new(sources),
         custody,
         events,
         sender,
         random: tokens,
-    });
+    };
+    let uploader = Uploader::new(parts, core.now());
     Ok((core, recovered, spillers, uploader))
 }
 

@@ -2,11 +2,12 @@
 //!
 //! A request is *marked* once the spiller knows the block at which it ends. Marked requests share one object: it is cut
 //! when every open writer has asked, or [`batch_delay`](Checkpoints::new) after the first was made, whichever is earlier;
-//! who is not marked by then joins the next one, so that no writer waits for another longer than that delay. What the
-//! object holds, and whether its upload succeeds, is the uploader's business.
+//! who is not marked by then joins the next one, so that no writer waits for another longer than that delay. A request
+//! whose object failed comes back: it joins the next object, which is cut for it alone only after a pause. What the object
+//! holds, whether its upload succeeds, and for how long somebody waits, is the uploader's business.
 //!
 //! Invariants:
-//! 1. A request leaves exactly once, with a cut.
+//! 1. A request leaves with a cut, or is forgotten. It comes back only if it has left.
 //! 2. A cut's end on a device is the largest end of its requests there, so it covers each of them.
 
 use std::collections::BTreeMap;
@@ -68,7 +69,14 @@ pub(crate) enum Decision {
 pub(crate) struct Checkpoints {
     batch_delay: Duration,
     devices: usize,
-    waiting: BTreeMap<RequestId, Request>,
+    waiting: BTreeMap<RequestId, Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    request: Request,
+    /// Its object failed, and for its sake alone none is cut before this time.
+    again_at: Option<Instant>,
 }
 
 impl Checkpoints {
@@ -76,18 +84,28 @@ impl Checkpoints {
         Checkpoints { batch_delay, devices, waiting: BTreeMap::new() }
     }
 
-    /// A new request. Ids must grow.
+    /// A new request.
     pub fn ask(&mut self, id: RequestId, request: Request) {
-        debug_assert!(self.waiting.last_key_value().is_none_or(|(last, _)| *last < id));
-        debug_assert!(request.device < self.devices);
-        self.waiting.insert(id, request);
+        debug_assert!(self.waiting.values().all(|waiting| waiting.request.device < self.devices));
+        self.waiting.insert(id, Waiting { request, again_at: None });
+    }
+
+    /// A request that left with a cut whose object failed.
+    pub fn ask_again(&mut self, id: RequestId, request: Request, at: Instant) {
+        debug_assert!(request.end.is_some(), "it has left with a cut");
+        self.waiting.insert(id, Waiting { request, again_at: Some(at) });
+    }
+
+    /// Nobody waits for the request any more.
+    pub fn forget(&mut self, id: RequestId) {
+        self.waiting.remove(&id);
     }
 
     /// The spiller has put all that the request needs into blocks below `end`. `false` if nobody waits for it.
     pub fn mark(&mut self, id: RequestId, end: u64) -> bool {
         match self.waiting.get_mut(&id) {
-            Some(request) => {
-                request.end = Some(end);
+            Some(waiting) => {
+                waiting.request.end = Some(end);
                 true
             }
             None => false,
@@ -96,25 +114,29 @@ impl Checkpoints {
 
     /// The lowest number that a waiting request of `log` needs: what truncation must leave alone until then.
     pub fn needed_from(&self, log: LogId) -> Option<SequenceNumber> {
-        self.waiting.values().filter(|request| request.log == log).map(|request| request.from).min()
+        let requests = self.waiting.values().map(|waiting| &waiting.request);
+        requests.filter(|request| request.log == log).map(|request| request.from).min()
     }
 
     /// Decides at time `now`, with so many writers open. The requests of a cut are gone from the waiting ones.
     pub fn decide(&mut self, now: Instant, writers_open: usize) -> Decision {
-        let marked = || self.waiting.iter().filter(|(_, request)| request.end.is_some());
-        let Some(due) = marked().map(|(_, request)| request.asked_at + self.batch_delay).min() else {
+        let marked = || self.waiting.iter().filter(|(_, waiting)| waiting.request.end.is_some());
+        let due_at =
+            |waiting: &Waiting| waiting.again_at.unwrap_or(waiting.request.asked_at + self.batch_delay);
+        let Some(due) = marked().map(|(_, waiting)| due_at(waiting)).min() else {
             return Decision::Idle;
         };
-        let mut asked: Vec<LogId> = marked().map(|(_, request)| request.log).collect();
+        let mut asked: Vec<LogId> = marked().map(|(_, waiting)| waiting.request.log).collect();
         asked.sort_unstable();
         asked.dedup();
-        if now < due && asked.len() < writers_open {
+        let any_new = marked().any(|(_, waiting)| waiting.again_at.is_none());
+        if now < due && !(any_new && asked.len() >= writers_open) {
             return Decision::Wait(due);
         }
         let mut cut = Cut { ends: vec![None; self.devices], requests: Vec::new() };
         let taken: Vec<RequestId> = marked().map(|(id, _)| *id).collect();
         for id in taken {
-            let request = self.waiting.remove(&id).expect("it was just seen");
+            let Waiting { request, .. } = self.waiting.remove(&id).expect("it was just seen");
             let end = &mut cut.ends[request.device];
             *end = (*end).max(request.end);
             cut.requests.push((id, request));
@@ -195,6 +217,25 @@ mod tests {
         assert_eq!(checkpoints.decide(now, 2), Decision::Wait(now + DELAY));
         let Decision::Cut(cut) = checkpoints.decide(now, 1) else { panic!("the only writer has asked") };
         assert_eq!(cut.ends, [Some(9)]);
+    }
+
+    #[test]
+    fn a_request_whose_object_failed_joins_the_next_or_has_its_own_after_a_pause() {
+        let now = Instant::now();
+        let (later, pause) = (now + DELAY / 2, DELAY * 10);
+        let mut checkpoints = Checkpoints::new(DELAY, 1);
+        let failed = || Request { end: Some(4), ..request(1, 0, now) };
+        checkpoints.ask_again(RequestId(0), failed(), now + pause);
+        assert_eq!(checkpoints.needed_from(LogId(1)), Some(SequenceNumber(2)));
+        assert_eq!(checkpoints.decide(later, 1), Decision::Wait(now + pause), "all have asked, but in vain");
+        let Decision::Cut(cut) = checkpoints.decide(now + pause, 9) else { panic!("the pause is over") };
+        assert_eq!(cut.ends, [Some(4)]);
+        checkpoints.ask_again(RequestId(0), failed(), now + pause);
+        checkpoints.ask(RequestId(1), request(2, 0, later));
+        checkpoints.mark(RequestId(1), 6);
+        assert_eq!(checkpoints.decide(later, 3), Decision::Wait(later + DELAY), "the new one does not wait");
+        let Decision::Cut(cut) = checkpoints.decide(later, 2) else { panic!("all have asked") };
+        assert_eq!((cut.requests.len(), &cut.ends[..]), (2, &[Some(6)][..]));
     }
 
     #[test]

@@ -267,13 +267,24 @@ pub enum PersistError {
         /// The next number.
         end: SequenceNumber,
     },
-    /// The object could not be uploaded.
-    #[error("object {object} of the checkpoint failed: {source}; persist again")]
+    /// The object was refused, for a reason that does not pass by itself.
+    #[error("object {object} of the checkpoint was refused: {source}; mend that, and persist again")]
     Upload {
         /// The name of the object.
         object: String,
         /// What the store said.
         source: Arc<StoreError>,
+    },
+    /// There was no complete object in time, although uploads were tried again and again.
+    #[error(
+        "the changes were not in a complete object within {waited:?}{}; persist again",
+        .last.as_ref().map(|last| format!(", last because: {last}")).unwrap_or_default()
+    )]
+    Timeout {
+        /// The time that a persist may take.
+        waited: Duration,
+        /// Why the last object failed, if one did.
+        last: Option<Arc<PersistError>>,
     },
     /// The object could not be recorded in the manifest.
     #[error(
@@ -349,6 +360,14 @@ pub enum CloseError {
         waited: Duration,
         /// The logs, with the numbers that are durable (exclusive).
         logs: Vec<(LogId, SequenceNumber)>,
+    },
+    /// The time was over before every persist was answered.
+    #[error(
+        "after {waited:?} there were still persists without an answer; what is on the local disk is recovered at the next open"
+    )]
+    Persists {
+        /// How long `close` waited.
+        waited: Duration,
     },
     /// The local tier failed: what was not persisted is lost with the process.
     #[error(transparent)]

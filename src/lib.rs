@@ -49,7 +49,9 @@ pub use error::{
 };
 pub use handle::{ChangelogHandle, Extent, HandleError};
 pub use local::{LocalLog, LocalLogs};
-pub use options::{Compression, Durability, EngineChoice, OptionError, Options, UploadRuntime};
+pub use options::{
+    Compression, Durability, EngineChoice, HedgeOptions, OptionError, Options, UploadOptions, UploadRuntime,
+};
 pub use piece::Piece;
 pub use reader::{Change, ChangelogReader, ReadStats};
 pub use recovered::RecoveredLog;

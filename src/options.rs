@@ -6,6 +6,9 @@ use std::time::Duration;
 pub use tidelog_io::disk::Durability;
 pub use tidelog_io::engine::EngineChoice;
 
+pub use tidelog_upload::{HedgeOptions, UploadOptions};
+
+use crate::manifest::BUCKETS_MAX;
 pub use crate::part::Compression;
 
 const MIB: usize = 1 << 20;
@@ -25,9 +28,13 @@ const BLOCK_OVERHEAD_BYTES: usize = 512;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    pub(crate) bucket: String,
+    pub(crate) buckets: Vec<String>,
     pub(crate) directories: Vec<PathBuf>,
     pub(crate) group: String,
+    pub(crate) name_prefix: String,
+    pub(crate) hash_prefix: bool,
+    pub(crate) uploads: UploadOptions,
+    pub(crate) persist_timeout: Duration,
     pub(crate) engine: EngineChoice,
     pub(crate) durability: Durability,
     pub(crate) lane_bytes: usize,
@@ -70,13 +77,17 @@ pub struct OptionError {
 }
 
 impl Options {
-    /// A changelog whose objects go to `bucket` (a URL, `file:///absolute/directory`), and whose segments stand in
-    /// `directory`, on a local disk.
+    /// A changelog whose objects go to `bucket` (a URL: `s3://bucket/prefix`, `file:///absolute/directory`), and whose
+    /// segments stand in `directory`, on a local disk.
     pub fn new(bucket: impl Into<String>, directory: impl Into<PathBuf>) -> Options {
         Options {
-            bucket: bucket.into(),
+            buckets: vec![bucket.into()],
             directories: vec![directory.into()],
             group: "tidelog".to_owned(),
+            name_prefix: String::new(),
+            hash_prefix: false,
+            uploads: UploadOptions::default(),
+            persist_timeout: Duration::from_secs(600),
             engine: EngineChoice::Auto,
             durability: Durability::Power,
             lane_bytes: 4 * MIB,
@@ -103,7 +114,50 @@ impl Options {
         self
     }
 
-    /// First component of every object's name: `tidelog`. Letters, digits, `-`, `_` and `.`; 1 to 64 of them.
+    /// One more bucket, by its URL. Objects are placed in the bucket that does best; parts that are late there, and whole
+    /// objects while it fails, go to another. So the buckets should fail independently of each other: in other zones or
+    /// regions, or of other providers.
+    #[must_use]
+    pub fn add_bucket(mut self, bucket: impl Into<String>) -> Options {
+        self.buckets.push(bucket.into());
+        self
+    }
+
+    /// How uploads use the network and when they race, see [`UploadOptions`]. Its `budget_bytes`, `part_bytes` and
+    /// `object_timeout` are not taken: the [memory budget](Self::memory_bytes), [`part_bytes`](Self::part_bytes) and
+    /// [`persist_timeout`](Self::persist_timeout) say them.
+    #[must_use]
+    pub fn uploads(mut self, uploads: UploadOptions) -> Options {
+        self.uploads = uploads;
+        self
+    }
+
+    /// How long a persist may take from the call to its handle, whatever is tried meanwhile: 10 minutes, after which Flink
+    /// too declares a checkpoint failed (`execution.checkpointing.timeout`). More than zero.
+    #[must_use]
+    pub fn persist_timeout(mut self, timeout: Duration) -> Options {
+        self.persist_timeout = timeout;
+        self
+    }
+
+    /// What every object's name begins with, before the group: nothing. Parts between `/` of letters, digits, `-`, `_`,
+    /// `=` and `.`; at most 512 bytes.
+    #[must_use]
+    pub fn name_prefix(mut self, prefix: impl Into<String>) -> Options {
+        self.name_prefix = prefix.into();
+        self
+    }
+
+    /// Whether two hexadecimal characters of a hash stand before the group in every object's name: no. S3 limits requests
+    /// by prefix (3,500 writes a second each, as its documentation says in 2025), so many nodes that share one do better
+    /// when their objects are spread.
+    #[must_use]
+    pub fn hash_prefix(mut self, hash: bool) -> Options {
+        self.hash_prefix = hash;
+        self
+    }
+
+    /// The last folder of every object's name: `tidelog`. Letters, digits, `-`, `_` and `.`; 1 to 64 of them.
     #[must_use]
     pub fn group(mut self, group: impl Into<String>) -> Options {
         self.group = group.into();
@@ -178,8 +232,8 @@ impl Options {
         self
     }
 
-    /// The memory budget in bytes: 256 MiB. A quarter each for lanes, for blocks that wait for upload, for parts in flight
-    /// and for values too large for a lane; the spiller's own blocks (twice the writes in flight and four more) come on top.
+    /// The memory budget in bytes: 256 MiB. A quarter each for lanes, for blocks that wait for upload, for uploads and
+    /// for values too large for a lane; the spiller's own blocks (twice the writes in flight and four more) come on top.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: usize) -> Options {
         self.memory_bytes = bytes;
@@ -252,9 +306,13 @@ impl Options {
         (self.memory_share() / self.directories.len() / self.block_bytes).max(2)
     }
 
-    /// Parts that may be in flight at once.
-    pub(crate) fn parts_in_flight(&self) -> usize {
-        (self.memory_share() / self.part_bytes).clamp(1, 64)
+    /// What the driver is told of uploads.
+    pub(crate) fn upload_options(&self) -> UploadOptions {
+        let mut uploads = self.uploads.clone();
+        uploads.budget_bytes = self.memory_share() as u64;
+        uploads.part_bytes = self.part_bytes as u64;
+        uploads.object_timeout = self.persist_timeout;
+        uploads
     }
 
     /// How many blocks in a row may end within a change before one is made to end with it.
@@ -303,6 +361,32 @@ impl Options {
             "add_directory",
             format!("{:?}", self.directories),
             "each directory once",
+        )?;
+        let mut seen = self.buckets.clone();
+        seen.sort();
+        seen.dedup();
+        must(
+            seen.len() == self.buckets.len() && seen.len() <= BUCKETS_MAX,
+            "add_bucket",
+            format!("{:?}", self.buckets),
+            "each bucket once, at most 64",
+        )?;
+        must(
+            !self.persist_timeout.is_zero(),
+            "persist_timeout",
+            format!("{:?}", self.persist_timeout),
+            "more than zero",
+        )?;
+        let sound = |part: &str| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '=' | '.');
+            !part.is_empty() && part.len() <= 240 && part.chars().all(plain) && !part.starts_with('.')
+        };
+        must(
+            self.name_prefix.is_empty()
+                || self.name_prefix.len() <= 512 && self.name_prefix.split('/').all(sound),
+            "name_prefix",
+            &self.name_prefix,
+            "parts of letters, digits, '-', '_', '=' and '.' between '/', none beginning with '.', at most 512 bytes",
         )?;
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         must(
@@ -376,6 +460,10 @@ mod tests {
         for (bad, name) in [
             (options().add_directory("/d"), "add_directory"),
             (options().group("a/b"), "group"),
+            (options().add_bucket("file:///b"), "add_bucket"),
+            (options().persist_timeout(Duration::ZERO), "persist_timeout"),
+            (options().name_prefix("a//b"), "name_prefix"),
+            (options().name_prefix("../b"), "name_prefix"),
             (options().lane_bytes(100_000), "lane_bytes"),
             (options().block_bytes(5000), "block_bytes"),
             (options().writes_in_flight(0), "writes_in_flight"),

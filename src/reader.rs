@@ -11,11 +11,13 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use tidelog_io::disk::Files;
 use tidelog_io::segment::{BlockPlace, segment_name};
-use tidelog_upload::{Driver, Pending, Runtime, Store, StoreError};
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::{Driver, Pending, Runtime, Store, StoreError, UploadOptions};
 
 use crate::block::{Block, BlockError, Expected};
 use crate::error::ReadError;
@@ -181,33 +183,45 @@ struct UnderWay {
 /// Bytes on their way from buckets: the concatenation of these.
 type Download = Vec<Pending<Result<Bytes, StoreError>>>;
 
-/// Drivers by the URL of their bucket.
+/// Buckets by URL: those of a changelog, and others once a handle names them.
 #[derive(Debug, Default)]
 struct Buckets {
-    drivers: HashMap<String, Arc<Driver>>,
+    open: HashMap<Arc<str>, (Arc<Driver>, BucketIndex)>,
     stats: ReadStats,
 }
 
 impl Buckets {
-    fn driver(&mut self, bucket: &str) -> Result<Arc<Driver>, ReadError> {
-        if let Some(driver) = self.drivers.get(bucket) {
-            return Ok(Arc::clone(driver));
+    /// Those of a driver.
+    fn of(driver: &Arc<Driver>) -> Buckets {
+        let bucket = |(index, store): (usize, &Arc<dyn Store>)| {
+            (Arc::from(store.url()), (Arc::clone(driver), BucketIndex(index)))
+        };
+        Buckets {
+            open: driver.stores().iter().enumerate().map(bucket).collect(),
+            stats: ReadStats::default(),
+        }
+    }
+
+    fn find(&mut self, bucket: &Arc<str>) -> Result<(Arc<Driver>, BucketIndex), ReadError> {
+        if let Some((driver, index)) = self.open.get(bucket) {
+            return Ok((Arc::clone(driver), *index));
         }
         let store = tidelog_upload::open_store(bucket)?;
-        let driver = Arc::new(Driver::start(store, Runtime::Own { threads: DOWNLOAD_THREADS })?);
-        self.drivers.insert(bucket.to_owned(), Arc::clone(&driver));
-        Ok(driver)
+        let runtime = Runtime::Own { threads: DOWNLOAD_THREADS };
+        let driver = Arc::new(Driver::start(vec![store], runtime, UploadOptions::default())?);
+        self.open.insert(Arc::clone(bucket), (Arc::clone(&driver), BucketIndex(0)));
+        Ok((driver, BucketIndex(0)))
     }
 
     /// A range of the object's bytes, wherever they are.
     fn get(&mut self, extent: &Extent, range: Range<u64>) -> Result<Download, ReadError> {
         let mut download = Vec::new();
         for (piece, range) in piece::locate(&extent.pieces, range) {
-            let driver = self.driver(&piece.bucket)?;
+            let (driver, bucket) = self.find(&piece.bucket)?;
             self.stats.requests += 1;
             self.stats.bytes += range.end - range.start;
             let (resolver, pending) = tidelog_upload::channel();
-            driver.get(&piece.object, range, move |outcome| resolver.resolve(outcome));
+            driver.get(bucket, &piece.object, range, move |outcome| resolver.resolve(outcome));
             download.push(pending);
         }
         Ok(download)
@@ -226,7 +240,7 @@ impl ChangelogReader {
         ChangelogReader::new(handles, key_groups, None)
     }
 
-    /// A reader of `handles` whose bucket is `store`, on the calling thread. For simulations.
+    /// A reader of `handles` whose buckets are `stores`, on the calling thread. For simulations.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -234,21 +248,19 @@ impl ChangelogReader {
     pub fn open_simulated(
         handles: &[ChangelogHandle],
         key_groups: KeyGroupRange,
-        store: Arc<dyn Store>,
+        stores: Vec<Arc<dyn Store>>,
     ) -> Result<ChangelogReader, ReadError> {
-        ChangelogReader::new(handles, key_groups, Some(&Arc::new(Driver::inline(store))))
+        let driver = Driver::inline(stores, UploadOptions::default(), Arc::new(Instant::now))?;
+        ChangelogReader::new(handles, key_groups, Some(&Arc::new(driver)))
     }
 
-    /// As [`open`](Self::open), with a driver for one of the buckets.
+    /// As [`open`](Self::open), with a driver for some of the buckets.
     pub(crate) fn new(
         handles: &[ChangelogHandle],
         key_groups: KeyGroupRange,
         driver: Option<&Arc<Driver>>,
     ) -> Result<ChangelogReader, ReadError> {
-        let mut buckets = Buckets::default();
-        if let Some(driver) = driver {
-            buckets.drivers.insert(driver.store().url().to_owned(), Arc::clone(driver));
-        }
+        let buckets = driver.map_or_else(Buckets::default, Buckets::of);
         let mut reader = ChangelogReader {
             key_groups,
             buckets,
@@ -269,7 +281,7 @@ impl ChangelogReader {
         for handle in handles.iter().filter(|handle| handle.key_groups().intersection(key_groups).is_some()) {
             for extent in handle.extents() {
                 for piece in &extent.pieces {
-                    self.buckets.driver(&piece.bucket)?;
+                    self.buckets.find(&piece.bucket)?;
                 }
                 let (log, extent) = (handle.log(), extent.clone());
                 self.sources.push(Source::Object(ObjectSource { log, extent, runs: Vec::new() }));

@@ -8,22 +8,27 @@
 //! 1. Each device's blocks go into objects in the order of their numbers, each into one object that becomes complete.
 //! 2. One object is open at a time, and at most one more waits for its commit; none is opened before that is settled.
 //! 3. A request is answered with a handle only after the objects that it names are proven and recorded durably.
-//! 4. A failed object gives its blocks back; those who asked for it get an error, nobody else notices.
+//! 4. A failed object gives its blocks back, and those who asked for it join the next one, until their time is over; only
+//!    an error that does not pass by itself is told at once, and only to them.
+//! 5. Bytes handed to the driver and not let go by it are at most seven eighths of its budget and a part: the driver always
+//!    lets go of enough of that by itself.
 
 mod answers;
 mod object;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use tidelog_io::disk::Durability;
-use tidelog_upload::{Driver, Resolver, StoreError};
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::multipart::Placement;
+use tidelog_upload::{Driver, Parts, Resolver, StoreError};
 
 use crate::assemble::Assembler;
 use crate::checkpoint::{Checkpoints, Cut, Decision, Request, RequestId};
-use crate::custody::Custody;
+use crate::custody::{Custody, Holding};
 use crate::error::PersistError;
 use crate::handle::ChangelogHandle;
 use crate::options::Options;
@@ -32,8 +37,14 @@ use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 use object::{Finishing, OpenObject};
 
-/// How long to wait after a failure before uploading, or deleting, again what nobody waits for.
-const RETRY_DELAY: Duration = Duration::from_secs(2);
+/// The pause after a failed object, doubled with each that fails after it.
+const RETRY_DELAY_MIN: Duration = Duration::from_millis(250);
+/// The longest pause after a failed object; also the one before another attempt to delete something, or to record it.
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(8);
+/// How long after an object has ended what it may have left is removed: requests given up may still arrive.
+const SWEEP_DELAY: Duration = Duration::from_secs(10);
+/// Bytes of an object at most, in budgets of the driver: the chunks of larger ones would outgrow it.
+const OBJECT_BUDGETS_MAX: u64 = 100;
 
 /// An object ends when a part with this many logs might make its footer too long to be read.
 const RUNS_PER_PART_MAX: usize = 1 << 17;
@@ -100,15 +111,21 @@ pub(crate) enum Event {
         log: LogId,
         end: SequenceNumber,
     },
-    /// A part of the object with this token was taken, or not.
+    /// So many bytes of the object with this token are not in memory any more.
     PartDone {
         token: u64,
+        bytes: u64,
         outcome: Result<(), StoreError>,
     },
-    /// The object with this token is proven, with this size in bytes, or not.
+    /// The object with this token is proven, and where its bytes are, or not.
     Completed {
         token: u64,
-        outcome: Result<u64, StoreError>,
+        outcome: Result<Placement, StoreError>,
+    },
+    /// Nothing of the object's upload is under way any more.
+    Settled {
+        object: String,
+        leftovers: bool,
     },
     /// A completed object was deleted, or not.
     Deleted {
@@ -116,7 +133,7 @@ pub(crate) enum Event {
         outcome: Result<(), StoreError>,
     },
     /// What an upload left behind was removed, or not.
-    Cleaned {
+    Swept {
         object: String,
         outcome: Result<(), StoreError>,
     },
@@ -131,8 +148,8 @@ pub(crate) enum Event {
 /// What an uploader needs.
 pub(crate) struct UploaderParts {
     pub options: Arc<Options>,
-    /// The bucket's URL, as it stands in handles.
-    pub bucket: Arc<str>,
+    /// The buckets' URLs, as they stand in handles.
+    pub buckets: Vec<Arc<str>>,
     pub driver: Arc<Driver>,
     pub queue: Queue,
     pub custody: Custody,
@@ -146,7 +163,7 @@ pub(crate) struct UploaderParts {
 pub(crate) struct Uploader {
     parts: UploaderParts,
     checkpoints: Checkpoints,
-    resolvers: HashMap<RequestId, PersistResolver>,
+    asked: BTreeMap<RequestId, Asked>,
     writers_open: usize,
     /// Decided on, and waiting for blocks.
     due: Option<Cut>,
@@ -156,10 +173,20 @@ pub(crate) struct Uploader {
     finishing: Option<Finishing>,
     assembler: Assembler,
     objects_made: u64,
+    /// An object of this many bytes gets no further part.
+    object_bytes_max: u64,
+    /// Bytes that the driver has and has not let go.
+    bytes_out: u64,
+    /// Objects that failed since one became complete.
+    failures: u32,
+    /// When something changes by itself: requests that wait for others, or for another attempt.
+    decide_at: Option<Instant>,
     /// For each device, the end of the blocks that are through, but by records that are not durable yet.
     unrecorded: Vec<Option<u64>>,
-    /// Objects that failed uploads may have left behind, and whose removal failed.
-    unclean: Vec<String>,
+    /// Objects that are complete, were not recorded, and are not settled.
+    unwanted: BTreeSet<String>,
+    /// Uploads that may have left something behind, and when that is to be removed.
+    sweeps: Vec<(Instant, String)>,
     /// No upload that nobody waits for before this time.
     retry_at: Option<Instant>,
     tidy: bool,
@@ -169,11 +196,25 @@ pub(crate) struct Uploader {
     exit: bool,
 }
 
+/// A request that is not answered.
+struct Asked {
+    resolver: PersistResolver,
+    deadline: Instant,
+    /// Why the last object for it failed.
+    last: Option<Arc<PersistError>>,
+}
+
 impl Uploader {
-    pub fn new(parts: UploaderParts) -> Uploader {
+    pub fn new(parts: UploaderParts, now: Instant) -> Uploader {
+        let holdings = parts.custody.holdings.iter();
+        let unsettled = |holding: &Holding| {
+            holding.ledger.read(|state| state.uploads().keys().cloned().collect::<Vec<String>>())
+        };
         Uploader {
+            sweeps: holdings.flat_map(unsettled).map(|object| (now, object)).collect(),
             checkpoints: Checkpoints::new(parts.options.batch_delay, parts.queue.devices()),
-            resolvers: HashMap::new(),
+            asked: BTreeMap::new(),
+            unwanted: BTreeSet::new(),
             writers_open: 0,
             due: None,
             cut: None,
@@ -181,8 +222,11 @@ impl Uploader {
             finishing: None,
             assembler: Assembler::new(),
             objects_made: 0,
+            object_bytes_max: object_bytes_max(&parts.driver),
+            bytes_out: 0,
+            failures: 0,
+            decide_at: None,
             unrecorded: vec![None; parts.queue.devices()],
-            unclean: Vec::new(),
             retry_at: None,
             tidy: true,
             lost: HashMap::new(),
@@ -194,7 +238,6 @@ impl Uploader {
 
     /// Steps until told to exit. The body of the uploader's thread.
     pub fn run(mut self) {
-        self.sweep();
         let mut deadline = self.step(Instant::now());
         while !self.exit {
             let first = match deadline {
@@ -212,7 +255,9 @@ impl Uploader {
 
     /// Does what can be done at `now`; says when there is more to do, whatever happens.
     pub fn step(&mut self, now: Instant) -> Option<Instant> {
-        while let Ok(event) = self.parts.events.try_recv() {
+        while !self.exit
+            && let Ok(event) = self.parts.events.try_recv()
+        {
             self.take(event, now);
         }
         if self.exit {
@@ -221,20 +266,23 @@ impl Uploader {
         if std::mem::take(&mut self.tidy) {
             self.tidy_up(now);
         }
+        self.expire(now);
+        self.sweep(now);
         self.settle_front();
-        let mut deadline = None;
-        while self.advance(now, &mut deadline) {}
+        while self.advance(now) {}
         if std::mem::take(&mut self.tidy) {
             self.tidy_up(now);
         }
         if self.idle() {
             self.quiesce.drain(..).for_each(|resolver| resolver.resolve(()));
         }
-        deadline
+        let expiry = self.asked.values().map(|asked| asked.deadline).min();
+        let sweep = self.sweeps.iter().map(|(at, _)| *at).min();
+        [self.retry_at, self.decide_at, expiry, sweep].into_iter().flatten().min()
     }
 
     fn idle(&self) -> bool {
-        self.resolvers.is_empty() && self.finishing.is_none() && self.cut.is_none() && self.due.is_none()
+        self.asked.is_empty() && self.finishing.is_none() && self.cut.is_none() && self.due.is_none()
     }
 
     fn take(&mut self, event: Event, now: Instant) {
@@ -242,7 +290,8 @@ impl Uploader {
             Event::Blocks(blocks) => blocks.into_iter().for_each(|block| self.take_block(block)),
             Event::Persist { id, request, resolver } => {
                 self.parts.custody.asked(request.log, request.to);
-                self.resolvers.insert(id, resolver);
+                let deadline = request.asked_at + self.parts.options.persist_timeout;
+                self.asked.insert(id, Asked { resolver, deadline, last: None });
                 self.checkpoints.ask(id, request);
             }
             Event::Marked { request, device, end } => {
@@ -273,25 +322,31 @@ impl Uploader {
                 self.parts.custody.close(device, log, SequenceNumber::ZERO);
                 self.tidy = true;
             }
-            Event::PartDone { token, outcome } => self.part_done(token, outcome),
+            Event::PartDone { token, bytes, outcome } => self.part_done(token, bytes, outcome),
             Event::Completed { token, outcome } => self.completed(token, outcome, now),
+            Event::Settled { object, leftovers } => {
+                if self.unwanted.remove(&object) || leftovers {
+                    self.sweeps.push((now + SWEEP_DELAY, object));
+                } else {
+                    self.settled(&object);
+                }
+            }
             Event::Deleted { object, outcome } => {
                 self.parts.custody.deleted(&object, outcome.is_ok());
                 if let Err(error) = outcome {
                     tracing::warn!(%error, "an object that nobody needs could not be deleted; it is tried again later");
                     metrics::counter!("tidelog_delete_failures_total").increment(1);
-                    self.retry_at = Some(now + RETRY_DELAY);
+                    self.retry_at.get_or_insert(now + RETRY_DELAY_MAX);
                 } else {
                     self.tidy = true;
                 }
             }
-            Event::Cleaned { object, outcome } => match outcome {
-                Ok(()) => self.settled(&object),
+            Event::Swept { object, outcome } => match outcome {
+                Ok(()) => self.swept(&object),
                 Err(error) => {
-                    tracing::warn!(%error, "an unfinished upload could not be removed; it is tried again later");
+                    tracing::warn!(%error, "what an upload left could not be removed; it is tried again later");
                     metrics::counter!("tidelog_delete_failures_total").increment(1);
-                    self.unclean.push(object);
-                    self.retry_at.get_or_insert(now + RETRY_DELAY);
+                    self.sweeps.push((now + SWEEP_DELAY, object));
                 }
             },
             Event::Quiesce { resolver } => self.quiesce.push(resolver),
@@ -314,30 +369,27 @@ impl Uploader {
     }
 
     /// One thing that can be done now; whether there was one.
-    fn advance(&mut self, now: Instant, deadline: &mut Option<Instant>) -> bool {
+    fn advance(&mut self, now: Instant) -> bool {
         if self.retry_at.is_some_and(|retry_at| retry_at <= now) {
             self.retry_at = None;
             self.tidy = true;
-            std::mem::take(&mut self.unclean).into_iter().for_each(|object| self.clean(object));
         }
-        *deadline = self.retry_at;
         if self.object.as_ref().is_some_and(|object| object.failure.is_some()) {
             self.fail_object(now);
             return true;
         }
         if self.due.is_none() {
+            self.decide_at = None;
             match self.checkpoints.decide(now, self.writers_open) {
                 Decision::Idle => {}
-                Decision::Wait(until) => {
-                    *deadline = Some(deadline.map_or(until, |deadline| deadline.min(until)))
-                }
+                Decision::Wait(until) => self.decide_at = Some(until),
                 Decision::Cut(cut) => self.due = Some(cut),
             }
         }
         if self.finishing.is_some() {
             return false;
         }
-        if self.object.as_ref().is_some_and(|object| !object.footer.fits(RUNS_PER_PART_MAX)) {
+        if self.object.as_ref().is_some_and(|object| self.is_full(object)) {
             let nobody = Cut { ends: vec![None; self.parts.queue.devices()], requests: Vec::new() };
             self.finish(nobody, None, now);
             return true;
@@ -390,8 +442,23 @@ impl Uploader {
         }
     }
 
-    fn parts_in_flight(&self) -> usize {
-        self.object.as_ref().map_or(0, |object| object.parts_in_flight)
+    /// Whether the driver may be given another part.
+    fn has_room(&self) -> bool {
+        let budget = self.parts.driver.options().budget_bytes;
+        self.bytes_out <= budget - budget / 8
+    }
+
+    /// Whether an object should end before another part.
+    fn is_full(&self, object: &OpenObject) -> bool {
+        !object.footer.fits(RUNS_PER_PART_MAX) || object.footer.parts_len() >= self.object_bytes_max
+    }
+
+    /// Until when somebody waits for an object that holds what these requests need.
+    fn wanted_until<'a>(
+        &self,
+        requests: impl IntoIterator<Item = &'a (RequestId, Request)>,
+    ) -> Option<Instant> {
+        requests.into_iter().filter_map(|(id, _)| self.asked.get(id).map(|asked| asked.deadline)).max()
     }
 
     /// Sends a part ahead of its checkpoint. Whether it did.
@@ -399,7 +466,7 @@ impl Uploader {
         if !self.parts.options.preemptive_upload
             || self.retry_at.is_some()
             || self.parts.queue.bytes() < self.parts.options.part_bytes
-            || self.parts_in_flight() >= self.parts.options.parts_in_flight()
+            || !self.has_room()
         {
             return false;
         }
@@ -411,12 +478,12 @@ impl Uploader {
         match self.assemble(blocks) {
             Ok(None) => true,
             Ok(Some(part)) => {
-                self.put(vec![part]);
+                self.put(part);
                 true
             }
             Err(error) => {
                 tracing::error!(%error, "a part could not be assembled");
-                self.retry_at = Some(now + RETRY_DELAY);
+                self.retry_at = Some(now + RETRY_DELAY_MAX);
                 false
             }
         }
@@ -424,7 +491,7 @@ impl Uploader {
 
     /// Brings the object of a cut one part further, and to its end with the last one. Whether anything was done.
     fn follow(&mut self, cut: Cut, now: Instant) -> bool {
-        if self.parts_in_flight() >= self.parts.options.parts_in_flight() {
+        if !self.has_room() {
             self.cut = Some(cut);
             return false;
         }
@@ -437,14 +504,15 @@ impl Uploader {
             Err(error) => {
                 tracing::error!(%error, "a checkpoint could not be assembled");
                 self.answer_all(cut.requests, &error);
-                self.retry_at = Some(now + RETRY_DELAY);
+                self.retry_at = Some(now + RETRY_DELAY_MAX);
                 return true;
             }
         };
         let more = self.parts.queue.holds_below(&cut.ends);
         match (part, more) {
             (Some(part), true) => {
-                self.put(vec![part]);
+                self.want(&cut.requests);
+                self.put(part);
                 self.cut = Some(cut);
             }
             (None, true) => self.cut = Some(cut),
@@ -459,4 +527,13 @@ impl Uploader {
         self.tidy = true;
         self.answer(cut.requests, "of an earlier checkpoint", now);
     }
+}
+
+/// When an object is to end: what comes after that is one part, whose size is not known to the byte, and the footer.
+fn object_bytes_max(driver: &Driver) -> u64 {
+    let budget = driver.options().budget_bytes;
+    let whole = driver.stores().iter().any(|store| store.capabilities().parts == Parts::None);
+    // Where an object goes in one request, the driver has all of it until then.
+    let held = if whole { budget / 2 } else { OBJECT_BUDGETS_MAX * budget };
+    driver.object_bytes_max().saturating_sub(2 * budget).min(held)
 }

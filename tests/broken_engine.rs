@@ -46,7 +46,7 @@ fn what_was_in_flight_is_lost_and_all_else_goes_on_from_memory() {
     let ticks = std::sync::atomic::AtomicU64::new(0);
     let seams = Seams {
         directories: vec![(world.files(), Box::new(world.disk(1, Durability::Power)))],
-        store: store.clone(),
+        stores: vec![store.clone()],
         clock: Arc::new(move || {
             start + Duration::from_millis(ticks.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
         }),
@@ -88,7 +88,7 @@ fn what_was_in_flight_is_lost_and_all_else_goes_on_from_memory() {
     let mut later = changelog.create_writer("later", KeyGroupRange::ALL).unwrap();
     later.append(KeyGroup(0), b"new").unwrap();
     let later = resolved!(changelog, later.persist_durably(ZERO)).unwrap();
-    let reader = ChangelogReader::open_simulated(&[handle, later], KeyGroupRange::ALL, store).unwrap();
+    let reader = ChangelogReader::open_simulated(&[handle, later], KeyGroupRange::ALL, vec![store]).unwrap();
     let values: Vec<_> = reader.map(|change| change.unwrap().value.to_vec()).collect();
     let mut expected = vec![b"held".to_vec(), vec![8; 20_000], b"afterwards".to_vec(), b"new".to_vec()];
     assert_eq!(values.len(), expected.len());

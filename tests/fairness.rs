@@ -28,7 +28,7 @@ fn a_lane_that_never_falls_silent_does_not_starve_the_others() {
     let mut random = SimRng::new(1);
     let seams = Seams {
         directories: vec![(world.files(), disk)],
-        store: Arc::new(SimStore::new(3)),
+        stores: vec![Arc::new(SimStore::new(3))],
         clock: Arc::new(move || start),
         random: Box::new(move || random.next_u64()),
     };

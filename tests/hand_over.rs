@@ -16,7 +16,7 @@ fn simulated(world: &SimWorld) -> Changelog {
     let mut next = 0;
     let seams = Seams {
         directories: vec![(world.files(), Box::new(world.disk(16, Durability::Power)))],
-        store: Arc::new(SimStore::new(1)),
+        stores: vec![Arc::new(SimStore::new(1))],
         clock: Arc::new(Instant::now),
         random: Box::new(move || {
             next += 1;

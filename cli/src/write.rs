@@ -144,7 +144,7 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
     };
     session.finish(input_error.is_none())?;
     let engine = engine_name(&changelog.engines());
-    let summary = session.summary(changelog.bucket());
+    let summary = session.summary(changelog.buckets().next().unwrap_or_default());
     session.writer.close();
     changelog.close(CLOSE_WAIT_MAX).map_err(Failure::new)?;
     session.progress.finish_and_clear();

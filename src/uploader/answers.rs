@@ -8,56 +8,82 @@ use std::time::Instant;
 
 use tidelog_upload::StoreError;
 
-use super::{Event, RETRY_DELAY, Uploader};
+use super::{Asked, BucketIndex, Cut, Event, Holding, RETRY_DELAY_MAX, Uploader};
 use crate::checkpoint::{Request, RequestId};
-use crate::custody::Holding;
 use crate::device::lock;
 use crate::error::PersistError;
 use crate::manifest::{CompletedObject, ManifestRecord};
+use crate::piece::Piece;
 use crate::types::LogId;
 
 impl Uploader {
-    /// Removes what earlier uses of the directories left behind in the bucket.
-    pub fn sweep(&mut self) {
-        let uploads: Vec<(String, Vec<Arc<str>>)> = self
-            .parts
-            .custody
-            .holdings
-            .iter()
-            .flat_map(|holding| {
-                holding.ledger.read(|state| {
-                    let uploads = state.uploads().iter();
-                    uploads
-                        .map(|(object, upload)| (object.clone(), upload.buckets.clone()))
-                        .collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        for (object, buckets) in uploads {
-            let proves =
-                |holding: &Holding| holding.ledger.read(|state| state.objects().contains_key(&object));
-            if self.parts.custody.holdings.iter().any(proves) {
-                // Its commit is recorded in this directory or in another one, whose logs may need it.
-                self.settled(&object);
-            } else if buckets.iter().all(|bucket| *bucket == self.parts.bucket) {
-                self.clean(object);
-            } else {
-                tracing::warn!(
-                    object,
-                    ?buckets,
-                    "an unfinished upload is in a bucket that is not open now; it stays"
-                );
+    /// Answers those whose time is over.
+    pub(super) fn expire(&mut self, now: Instant) {
+        let expired: Vec<RequestId> =
+            self.asked.iter().filter(|(_, asked)| asked.deadline <= now).map(|(id, _)| *id).collect();
+        if expired.is_empty() {
+            return;
+        }
+        self.tidy = true;
+        for id in &expired {
+            self.checkpoints.forget(*id);
+            if let Some(Asked { resolver, last, .. }) = self.asked.remove(id) {
+                let waited = self.parts.options.persist_timeout;
+                resolver.resolve(Err(PersistError::Timeout { waited, last }));
             }
+        }
+        let finishing = self.finishing.iter_mut().map(|finishing| &mut finishing.cut);
+        for cut in self.due.iter_mut().chain(&mut self.cut).chain(finishing) {
+            cut.requests.retain(|(id, _)| !expired.contains(id));
+        }
+        self.due.take_if(|due: &mut Cut| due.requests.is_empty());
+    }
+
+    /// Removes what uploads have left behind, of which it is time.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        let (due, later) = std::mem::take(&mut self.sweeps).into_iter().partition(|(at, _)| *at <= now);
+        self.sweeps = later;
+        let due: Vec<(Instant, String)> = due;
+        for (_, object) in due {
+            let mut keep = Vec::new();
+            for holding in &self.parts.custody.holdings {
+                // Its commit may be recorded in another directory, whose logs may need it.
+                holding.ledger.read(|state| {
+                    let pieces = state.objects().get(&object).into_iter().flat_map(|object| &object.pieces);
+                    keep.extend(pieces.filter_map(|piece| self.piece_in_buckets(piece)));
+                });
+            }
+            let (sender, name) = (self.parts.sender.clone(), object.clone());
+            self.parts.driver.sweep(&name, &keep, move |outcome| {
+                let _ = sender.send(Event::Swept { object, outcome });
+            });
         }
     }
 
-    /// Removes what an upload may have left behind.
-    pub(super) fn clean(&mut self, object: String) {
-        let sender = self.parts.sender.clone();
-        let name = object.clone();
-        self.parts.driver.delete(&name, move |outcome| {
-            let _ = sender.send(Event::Cleaned { object, outcome });
-        });
+    /// Nothing is left of an upload in the buckets that are open now.
+    pub(super) fn swept(&self, object: &str) {
+        let named = |holding: &Holding| {
+            holding.ledger.read(|state| state.uploads().get(object).map(|upload| upload.buckets.clone()))
+        };
+        let buckets = self.parts.custody.holdings.iter().filter_map(named).flatten();
+        match buckets.into_iter().find(|bucket| self.bucket(bucket).is_none()) {
+            None => self.settled(object),
+            Some(bucket) => tracing::warn!(
+                object,
+                bucket = &*bucket,
+                "an upload may have left something in a bucket that is not open now; it stays"
+            ),
+        }
+    }
+
+    pub(super) fn bucket(&self, url: &str) -> Option<BucketIndex> {
+        self.parts.buckets.iter().position(|bucket| **bucket == *url).map(BucketIndex)
+    }
+
+    fn piece_in_buckets(&self, piece: &Piece) -> Option<tidelog_upload::multipart::Piece> {
+        let bucket = self.bucket(&piece.bucket)?;
+        let (name, offset, bytes) = (piece.object.clone(), piece.offset, piece.bytes);
+        Some(tidelog_upload::multipart::Piece { bucket, name, offset, bytes })
     }
 
     /// Notes that nothing is left of an upload but the pieces of its object, if that is complete.
@@ -72,7 +98,7 @@ impl Uploader {
     pub(super) fn answer_all(&mut self, requests: Vec<(RequestId, Request)>, error: &PersistError) {
         self.tidy = true;
         for (id, _) in requests {
-            if let Some(resolver) = self.resolvers.remove(&id) {
+            if let Some(Asked { resolver, .. }) = self.asked.remove(&id) {
                 resolver.resolve(Err(error.clone()));
             }
         }
@@ -95,7 +121,7 @@ impl Uploader {
                 let seconds = now.saturating_duration_since(request.asked_at).as_secs_f64();
                 metrics::histogram!("tidelog_persist_seconds").record(seconds);
             }
-            if let Some(resolver) = self.resolvers.remove(&id) {
+            if let Some(Asked { resolver, .. }) = self.asked.remove(&id) {
                 resolver.resolve(handle);
             }
         }
@@ -114,7 +140,7 @@ impl Uploader {
             (waiting, flying) => waiting.or(flying),
         };
         for object in self.parts.custody.tidy(needed_from) {
-            match object.pieces.iter().find(|piece| piece.bucket != self.parts.bucket) {
+            match object.pieces.iter().find(|piece| self.bucket(&piece.bucket).is_none()) {
                 Some(piece) => tracing::warn!(
                     object = object.object,
                     bucket = &*piece.bucket,
@@ -123,24 +149,26 @@ impl Uploader {
                 None => self.delete(object),
             }
         }
+        self.drop_unneeded();
         if self.settle_recorded().is_err() {
-            self.retry_at.get_or_insert(now + RETRY_DELAY);
+            self.retry_at.get_or_insert(now + RETRY_DELAY_MAX);
         }
         self.settle_front();
     }
 
     /// Deletes the files of a completed object.
     fn delete(&self, object: CompletedObject) {
-        let mut files: Vec<&str> = object.pieces.iter().map(|piece| piece.object.as_str()).collect();
+        let file = |piece: &Piece| Some((self.bucket(&piece.bucket)?, piece.object.clone()));
+        let mut files: Vec<(BucketIndex, String)> = object.pieces.iter().filter_map(file).collect();
         files.sort_unstable();
         files.dedup();
         let (sender, name) = (self.parts.sender.clone(), object.object.clone());
         let mut told = gather(files.len(), move |outcome| {
             let _ = sender.send(Event::Deleted { object: name, outcome });
         });
-        for file in files {
+        for (bucket, file) in files {
             let told = told.pop().expect("one for each");
-            self.parts.driver.delete(file, told);
+            self.parts.driver.delete(bucket, &file, told);
         }
     }
 

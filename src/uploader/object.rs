@@ -1,23 +1,30 @@
 //! One object of the uploader, from its first block to its record in the ledgers.
 //!
 //! Which blocks go into it, and when it is cut, is decided in uploader.rs; the order of bytes in a part by the assembler.
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use tidelog_upload::{ObjectUpload, StoreError};
+use tidelog_upload::multipart::Placement;
+use tidelog_upload::{ObjectUpload, StoreError, StoreErrorKind};
+use twox_hash::XxHash3_64;
 
-use super::{Event, RETRY_DELAY, Uploader};
+use super::{Event, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Uploader};
 use crate::checkpoint::{Cut, Request, RequestId};
 use crate::error::PersistError;
 use crate::footer::Footer;
 use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
+use crate::options::Options;
 use crate::part::PartId;
-use crate::piece::Piece;
+use crate::piece::{self, Piece};
 use crate::queue::LocalBlock;
 use crate::types::LogId;
+
+/// The driver gets parts in slices of this share of its budget.
+const PUTS_PER_BUDGET: u64 = 32;
 
 /// An object that gets parts.
 pub(super) struct OpenObject {
@@ -30,7 +37,8 @@ pub(super) struct OpenObject {
     /// What it holds, to be given back should it fail.
     pub(super) blocks: Vec<LocalBlock>,
     pub(super) ranges: BTreeMap<LogId, (usize, Vec<LogRange>)>,
-    pub(super) parts_in_flight: usize,
+    /// Whether the driver was told that somebody waits for it.
+    pub(super) wanted: bool,
     pub(super) failure: Option<StoreError>,
 }
 
@@ -41,6 +49,8 @@ pub(super) struct Finishing {
     pub(super) token: u64,
     pub(super) detached: bool,
     pub(super) footer: Footer,
+    /// Of the last put, which the driver has until the end.
+    pub(super) tail_bytes: u64,
     pub(super) object_bytes: u64,
     pub(super) footer_range: std::ops::Range<u64>,
     pub(super) blocks: Vec<LocalBlock>,
@@ -125,9 +135,9 @@ impl Uploader {
 
     /// Opens an object that begins with blocks of `device`.
     fn open_object(&mut self, token: u64, device: usize) -> Result<(), PersistError> {
-        let name = format!("{}/{:08}-{token:016x}", self.parts.options.group, self.objects_made);
+        let name = object_name(&self.parts.options, self.objects_made, token);
         self.objects_made += 1;
-        let buckets = vec![Arc::clone(&self.parts.bucket)];
+        let buckets = self.parts.buckets.clone();
         let opened = ManifestRecord::UploadOpened { buckets, object: name.clone(), token };
         let custody = &self.parts.custody;
         let detached = custody.is_detached(device);
@@ -138,55 +148,81 @@ impl Uploader {
             .record(vec![opened])
             .map_err(|source| PersistError::Manifest { object: name.clone(), source: Arc::new(source) })?;
         self.object = Some(OpenObject {
-            upload: self.parts.driver.upload(&name),
+            upload: self.parts.driver.upload(&name, None),
             name,
             token,
             detached,
             footer: Footer::new(token),
             blocks: Vec::new(),
             ranges: BTreeMap::new(),
-            parts_in_flight: 0,
+            wanted: false,
             failure: None,
         });
         Ok(())
     }
 
     /// Hands a part over. How that ended is told by an event.
-    pub(super) fn put(&mut self, part: Vec<Bytes>) {
+    pub(super) fn put(&mut self, part: Bytes) {
         let object = self.object.as_mut().expect("a part belongs to an object");
-        object.parts_in_flight += 1;
-        let (token, sender) = (object.token, self.parts.sender.clone());
-        object.upload.put(part, move |outcome| {
-            let _ = sender.send(Event::PartDone { token, outcome });
-        });
+        // What is put together is counted until all of it is let go: little at a time is let go early.
+        let slice_bytes = (self.parts.driver.options().budget_bytes / PUTS_PER_BUDGET).max(1) as usize;
+        let mut part = part;
+        while !part.is_empty() {
+            let slice = part.split_to(slice_bytes.min(part.len()));
+            let bytes = slice.len() as u64;
+            self.bytes_out += bytes;
+            let (token, sender) = (object.token, self.parts.sender.clone());
+            object.upload.put(vec![slice], move |outcome| {
+                let _ = sender.send(Event::PartDone { token, bytes, outcome });
+            });
+        }
     }
 
-    pub(super) fn part_done(&mut self, token: u64, outcome: Result<(), StoreError>) {
-        if let Some(object) = self.object.as_mut().filter(|object| object.token == token) {
-            object.parts_in_flight -= 1;
-            if let Err(error) = outcome {
-                object.failure.get_or_insert(error);
-            }
+    pub(super) fn part_done(&mut self, token: u64, bytes: u64, outcome: Result<(), StoreError>) {
+        self.bytes_out -= bytes;
+        if let Some(object) = self.object.as_mut().filter(|object| object.token == token)
+            && let Err(error) = outcome
+        {
+            object.failure.get_or_insert(error);
+        }
+    }
+
+    /// Says that these wait for the open object. It fails at the first time that is said; who waits longer waits for the
+    /// next one then.
+    pub(super) fn want(&mut self, requests: &[(RequestId, Request)]) {
+        let others = self.cut.iter().chain(&self.due).flat_map(|cut| &cut.requests);
+        let until = self.wanted_until(others.chain(requests));
+        if let Some(object) = self.object.as_mut()
+            && until.is_some()
+            && !object.wanted
+        {
+            object.wanted = true;
+            object.upload.wanted(until);
         }
     }
 
     /// Sends the last part with the footer, and asks for the commit.
     pub(super) fn finish(&mut self, cut: Cut, part: Option<Bytes>, now: Instant) {
-        let object = self.object.as_mut().expect("there is something to finish");
-        let footer = Bytes::from(object.footer.encode());
-        let start = object.footer.parts_len();
-        let footer_range = start..start + footer.len() as u64;
-        let tail = part.into_iter().chain([footer]).collect();
-        self.put(tail);
-        let Some(OpenObject { name, token, detached, upload, footer, blocks, ranges, .. }) =
-            self.object.take()
-        else {
-            unreachable!("it was there");
-        };
-        let sender = self.parts.sender.clone();
-        upload.complete(move |outcome| {
-            let _ = sender.send(Event::Completed { token, outcome });
-        });
+        self.want(&cut.requests);
+        let object = self.object.take().expect("there is something to finish");
+        let OpenObject { name, token, detached, upload, footer, blocks, ranges, .. } = object;
+        let encoded = Bytes::from(footer.encode());
+        let start = footer.parts_len();
+        let footer_range = start..start + encoded.len() as u64;
+        let tail: Vec<Bytes> = part.into_iter().chain([encoded]).collect();
+        let tail_bytes = len_of(&tail);
+        self.bytes_out += tail_bytes;
+        let (sender, settled) = (self.parts.sender.clone(), self.parts.sender.clone());
+        let object = name.clone();
+        upload.finish(
+            tail,
+            move |outcome| {
+                let _ = sender.send(Event::Completed { token, outcome });
+            },
+            move |leftovers| {
+                let _ = settled.send(Event::Settled { object, leftovers });
+            },
+        );
         let object_bytes = footer_range.end;
         self.finishing = Some(Finishing {
             cut,
@@ -194,6 +230,7 @@ impl Uploader {
             token,
             detached,
             footer,
+            tail_bytes,
             object_bytes,
             footer_range,
             blocks,
@@ -202,24 +239,48 @@ impl Uploader {
         });
     }
 
-    pub(super) fn completed(&mut self, token: u64, outcome: Result<u64, StoreError>, now: Instant) {
+    pub(super) fn completed(&mut self, token: u64, outcome: Result<Placement, StoreError>, now: Instant) {
         let Some(finishing) = self.finishing.take_if(|finishing| finishing.token == token) else { return };
         self.tidy = true;
-        let error = match outcome {
+        self.bytes_out -= finishing.tail_bytes;
+        let object = finishing.name.clone();
+        let exists = outcome.is_ok();
+        let failure = match outcome {
             Ok(_) if self.is_doomed(&finishing) => {
                 let source = Arc::new(io::Error::other("the local directory went out of service meanwhile"));
-                PersistError::Manifest { object: finishing.name.clone(), source }
+                Failure::passing(PersistError::Manifest { object, source })
             }
-            Ok(size) if size == finishing.object_bytes => return self.commit(finishing, now),
-            Ok(size) => PersistError::ReadBack {
-                what: format!(
-                    "object {} has {size} bytes instead of {}",
-                    finishing.name, finishing.object_bytes
-                ),
-            },
-            Err(error) => PersistError::Upload { object: finishing.name.clone(), source: Arc::new(error) },
+            Ok(placement) if placement.bytes != finishing.object_bytes => {
+                let (bytes, expected) = (placement.bytes, finishing.object_bytes);
+                let what = format!("object {object} has {bytes} bytes instead of {expected}");
+                Failure::passing(PersistError::ReadBack { what })
+            }
+            Ok(placement) => {
+                let pieces = self.pieces(placement);
+                match piece::check(&pieces) {
+                    Ok(_) => return self.commit(finishing, pieces, now),
+                    Err(what) => {
+                        let what = format!("the {what} of object {object} is out of bounds");
+                        Failure::passing(PersistError::ReadBack { what })
+                    }
+                }
+            }
+            Err(error) => Failure::upload(object, error),
         };
-        self.fail(finishing.name, finishing.blocks, finishing.cut.requests, &error, now);
+        if exists {
+            self.unwanted.insert(finishing.name);
+        }
+        self.fail(finishing.blocks, finishing.cut.requests, failure, now);
+    }
+
+    fn pieces(&self, placement: Placement) -> Vec<Piece> {
+        let piece = |piece: tidelog_upload::multipart::Piece| Piece {
+            bucket: Arc::clone(&self.parts.buckets[piece.bucket.0]),
+            object: piece.name,
+            offset: piece.offset,
+            bytes: piece.bytes,
+        };
+        placement.pieces.into_iter().map(piece).collect()
     }
 
     /// Whether a directory went out of service that would have to record the object, or that would remove it at the next
@@ -232,7 +293,7 @@ impl Uploader {
     }
 
     /// Records a proven object, and answers who waited for it.
-    fn commit(&mut self, finishing: Finishing, now: Instant) {
+    fn commit(&mut self, finishing: Finishing, pieces: Vec<Piece>, now: Instant) {
         let Finishing {
             cut,
             name,
@@ -250,8 +311,7 @@ impl Uploader {
             let end = &mut ends[block.device];
             *end = (*end).max(Some(block.number + 1));
         }
-        let bucket = Arc::clone(&self.parts.bucket);
-        let piece = Piece { bucket, object: name.clone(), offset: 0, bytes: object_bytes };
+        self.failures = 0;
         for (device, end) in ends.iter().enumerate() {
             let own: Vec<LogRange> = ranges
                 .values()
@@ -262,7 +322,7 @@ impl Uploader {
             let object = CompletedObject {
                 object: name.clone(),
                 token,
-                pieces: vec![piece.clone()],
+                pieces: pieces.clone(),
                 footer: footer_range.clone(),
                 blocks_end: end.unwrap_or(self.parts.custody.holdings[device].retention.settled()),
                 ranges: Vec::new(),
@@ -271,10 +331,9 @@ impl Uploader {
                 // The ledger knows the object, and makes that durable with its next record: it is neither lost nor sent
                 // again. But until then no handle of this directory may name it, and its blocks stay.
                 tracing::warn!(%error, object = name, "a complete object could not be recorded");
-                self.retry_at = Some(now + RETRY_DELAY);
+                self.retry_at = Some(now + RETRY_DELAY_MAX);
             }
         }
-        self.settled(&name);
         for (unrecorded, end) in self.unrecorded.iter_mut().zip(ends) {
             *unrecorded = (*unrecorded).max(end);
         }
@@ -283,34 +342,142 @@ impl Uploader {
         metrics::counter!("tidelog_objects_completed_total").increment(1);
         metrics::histogram!("tidelog_object_finish_seconds")
             .record(now.duration_since(started_at).as_secs_f64());
-        tracing::debug!(object = name, bytes = object_bytes, parts = footer.parts().len(), "object complete");
+        tracing::debug!(
+            object = name,
+            bytes = object_bytes,
+            parts = footer.parts().len(),
+            pieces = pieces.len(),
+            "object complete"
+        );
         self.answer(cut.requests, &name, now);
     }
 
-    /// The open object failed: whoever waits for it is told, and its blocks wait for the next one.
+    /// The open object failed: its blocks wait for the next one, and so does who waits for it.
     pub(super) fn fail_object(&mut self, now: Instant) {
         let Some(object) = self.object.take() else { return };
         let OpenObject { name, upload, blocks, failure, .. } = object;
-        drop(upload);
+        self.abort(name.clone(), upload);
         let requests = self.cut.take().map_or_else(Vec::new, |cut| cut.requests);
         let Some(source) = failure else { unreachable!("an object fails by a part") };
-        tracing::warn!(error = %source, "an upload failed; its changes go into the next object");
-        let error = PersistError::Upload { object: name.clone(), source: Arc::new(source) };
-        self.fail(name, blocks, requests, &error, now);
+        self.fail(blocks, requests, Failure::upload(name, source), now);
+    }
+
+    /// Gives the open object up if nobody waits for it and nothing in it is needed any more.
+    pub(super) fn drop_unneeded(&mut self) {
+        let custody = &self.parts.custody;
+        let unneeded = |object: &OpenObject| !object.blocks.iter().any(|block| custody.needs(block));
+        if self.cut.is_some() || !self.object.as_ref().is_some_and(unneeded) {
+            return;
+        }
+        let Some(OpenObject { name, upload, blocks, .. }) = self.object.take() else { return };
+        self.abort(name, upload);
+        self.parts.queue.give_back(blocks);
+    }
+
+    fn abort(&self, object: String, upload: ObjectUpload) {
+        let sender = self.parts.sender.clone();
+        upload.abort(move |leftovers| {
+            let _ = sender.send(Event::Settled { object, leftovers });
+        });
     }
 
     fn fail(
         &mut self,
-        name: String,
         blocks: Vec<LocalBlock>,
         requests: Vec<(RequestId, Request)>,
-        error: &PersistError,
+        failure: Failure,
         now: Instant,
     ) {
+        let Failure { error, permanent } = failure;
+        tracing::warn!(%error, "an upload failed; its changes go into the next object");
         metrics::counter!("tidelog_objects_failed_total").increment(1);
         self.parts.queue.give_back(blocks);
-        self.clean(name);
-        self.retry_at = Some(now + RETRY_DELAY);
-        self.answer_all(requests, error);
+        let pause = RETRY_DELAY_MAX.min(RETRY_DELAY_MIN * (1 << self.failures.min(16)));
+        self.failures += 1;
+        // So that nodes which failed together do not come back together.
+        let share = ((self.parts.random)() >> 11) as f64 / (1u64 << 53) as f64;
+        let again_at = now + pause.mul_f64(0.5 + share / 2.0);
+        self.retry_at = Some(again_at);
+        if permanent {
+            self.answer_all(requests, &error);
+            return;
+        }
+        let error = Arc::new(error);
+        for (id, request) in requests {
+            if let Some(asked) = self.asked.get_mut(&id) {
+                asked.last = Some(Arc::clone(&error));
+                self.checkpoints.ask_again(id, request, again_at);
+            }
+        }
+    }
+}
+
+/// Why an object failed.
+struct Failure {
+    error: PersistError,
+    /// Another object would fail alike, until somebody does something.
+    permanent: bool,
+}
+
+impl Failure {
+    fn passing(error: PersistError) -> Failure {
+        Failure { error, permanent: false }
+    }
+
+    fn upload(object: String, source: StoreError) -> Failure {
+        if *source.kind() == StoreErrorKind::ShutDown {
+            return Failure { error: PersistError::Closed, permanent: true };
+        }
+        let permanent = match source.kind() {
+            StoreErrorKind::Denied
+            | StoreErrorKind::Credentials
+            | StoreErrorKind::ClockSkew
+            | StoreErrorKind::InvalidName(_)
+            | StoreErrorKind::InvalidUrl(_)
+            | StoreErrorKind::UnsupportedScheme { .. }
+            | StoreErrorKind::Unsupported => true,
+            StoreErrorKind::Failed => !source.is_retryable(),
+            // All others are about one upload, or about the moment.
+            _ => false,
+        };
+        Failure { error: PersistError::Upload { object, source: Arc::new(source) }, permanent }
+    }
+}
+
+fn len_of(slices: &[Bytes]) -> u64 {
+    slices.iter().map(|slice| slice.len() as u64).sum()
+}
+
+/// `[prefix/][hh/]group/number-token`: unique for ever by its token.
+fn object_name(options: &Options, number: u64, token: u64) -> String {
+    let name = format!("{}/{number:08}-{token:016x}", options.group);
+    let mut path = String::new();
+    if !options.name_prefix.is_empty() {
+        path.push_str(&options.name_prefix);
+        path.push('/');
+    }
+    if options.hash_prefix {
+        let hash = XxHash3_64::oneshot(name.as_bytes()) as u8;
+        path.push_str(&format!("{hash:02x}/"));
+    }
+    path + &name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_made_of_prefix_hash_group_number_and_token() {
+        let options = Options::new("memory://", "/d").group("orders");
+        assert_eq!(object_name(&options, 7, 0x5f), "orders/00000007-000000000000005f");
+        let options = options.name_prefix("team/flink").hash_prefix(true);
+        let name = object_name(&options, 7, 0x5f);
+        let hash =
+            name.strip_prefix("team/flink/").unwrap().strip_suffix("/orders/00000007-000000000000005f");
+        assert!(hash.is_some_and(|hash| u8::from_str_radix(hash, 16).is_ok() && hash.len() == 2), "{name}");
+        let hashes: std::collections::BTreeSet<String> =
+            (0..64).map(|token| object_name(&options, 7, token)[11..13].to_owned()).collect();
+        assert!(hashes.len() > 32, "{hashes:?}");
     }
 }

@@ -22,6 +22,7 @@ use tidelog::{
 };
 use tidelog_io::segment::segment_name;
 use tidelog_io::sim::{Crash, SimRng};
+use tidelog_upload::sim::SimStore;
 
 use crate::machine::Machine;
 use crate::model::{Appended, Log, Model, random_range};
@@ -61,7 +62,8 @@ pub struct History {
     waits: Vec<Wait>,
     readings: Vec<Reading>,
     /// Objects that a changelog without a local disk left behind: only their handles know them.
-    orphans: BTreeSet<String>,
+    orphans: BTreeSet<(String, String)>,
+    orphan_uploads: BTreeSet<String>,
     empty_strays: bool,
     /// Until then the disks being full may show.
     full_until: u64,
@@ -86,6 +88,7 @@ impl History {
             waits: Vec::new(),
             readings: Vec::new(),
             orphans: BTreeSet::new(),
+            orphan_uploads: BTreeSet::new(),
             empty_strays: false,
             full_until: 0,
             held: false,
@@ -151,7 +154,7 @@ impl History {
     /// Every object that a handle of the log still needs is there.
     fn check_objects_exist(&self, index: usize) {
         let log = &self.model.logs[index];
-        let objects = self.machine.store.objects();
+        let objects = self.machine.objects();
         for handle in &log.handles {
             if self.silent_faults {
                 // What overwrites the manifest's end makes a proven object an unfinished upload.
@@ -159,9 +162,9 @@ impl History {
             }
             for extent in handle.extents().iter().filter(|extent| extent.end.0 > log.truncated) {
                 for piece in &extent.pieces {
-                    let size = objects.get(&piece.object).map(|object| object.len() as u64);
+                    let size = objects.get(&(piece.bucket.to_string(), piece.object.clone()));
                     assert!(
-                        size.is_some_and(|size| piece.offset + piece.bytes <= size),
+                        size.is_some_and(|size| piece.offset + piece.bytes <= *size),
                         "{piece:?} of {size:?} bytes is needed for {}..{} of log {} (truncated {})",
                         extent.first,
                         extent.end,
@@ -224,7 +227,9 @@ impl History {
 
     fn end_session(&mut self) {
         if self.sick {
-            self.orphans.extend(self.machine.store.objects().into_keys());
+            self.machine.stores.iter().for_each(SimStore::settle);
+            self.orphans.extend(self.machine.objects().into_keys());
+            self.orphan_uploads.extend(self.machine.open_uploads());
         }
     }
 
@@ -355,7 +360,6 @@ impl History {
                 let disk = self.machine.disk_faults() > 0 || full;
                 let explained = match &error {
                     PersistError::OutOfRange { .. } => from < log.truncated && !self.found.is_empty(),
-                    PersistError::Upload { .. } => self.machine.store_faults() > 0,
                     PersistError::Manifest { .. } | PersistError::ReadBack { .. } => disk,
                     PersistError::Lost { log: of, from } => {
                         *of == log.id && from.0 < to && from.0 >= log.synced && self.machine.engine_broke()

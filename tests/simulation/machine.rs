@@ -1,25 +1,30 @@
-//! The simulated machine: directories, bucket, clock and metrics, and how it dies. No expectation lives here.
+//! The simulated machine: directories, buckets, clock and metrics, and how it dies. No expectation lives here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 use tidelog::{Changelog, Compression, Durability, OpenError, Options, Seams};
 use tidelog_io::sim::{Crash, Fault, SimRng, SimWorld};
 use tidelog_upload::sim::SimStore;
-use tidelog_upload::{BoxFuture, ObjectSink, Operation, Store, StoreError, StoreErrorKind};
+use tidelog_upload::{Capabilities, HedgeOptions, Parts, Store, UploadOptions};
+
+use crate::bucket::{Bucket, Contents};
+
+/// What the network has lost sight of has arrived by then.
+const LATE_MICROS_MAX: u64 = 4_000_000;
 
 /// Everything that a history may vary about the machine. All of it is tiny, so that each history wraps and recycles.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub directories: usize,
+    /// What each bucket takes.
+    pub buckets: Vec<Capabilities>,
+    pub hedging: bool,
     pub block_bytes: usize,
     pub blocks_per_segment: u64,
     pub segments: u64,
@@ -39,6 +44,8 @@ impl Shape {
     pub fn smallest() -> Shape {
         Shape {
             directories: 1,
+            buckets: vec![like_aws()],
+            hedging: true,
             block_bytes: 8 << 10,
             blocks_per_segment: 4,
             segments: 6,
@@ -58,6 +65,8 @@ impl Shape {
         let directories = 1 + usize::from(rng.chance(250));
         Shape {
             directories,
+            buckets: (0..1 + rng.below(3)).map(|_| any_bucket(rng)).collect(),
+            hedging: rng.chance(700),
             block_bytes,
             blocks_per_segment: 2 + rng.below(5),
             segments: 6 + rng.below(10),
@@ -78,7 +87,12 @@ impl Shape {
 
     fn options(&self) -> Options {
         let segment_bytes = self.block_bytes as u64 * self.blocks_per_segment;
-        let mut options = Options::new("sim://", "/sim/0")
+        let mut uploads = UploadOptions::default();
+        if !self.hedging {
+            uploads.hedging = HedgeOptions::off();
+        }
+        let mut options = Options::new("sim://0", "/sim/0")
+            .uploads(uploads)
             .lane_bytes(Shape::LANE_BYTES)
             .append_wait_max(Duration::ZERO)
             .linger(self.linger)
@@ -92,11 +106,36 @@ impl Shape {
             .compression(self.compression)
             .preemptive_upload(self.preemptive)
             .batch_delay(self.batch_delay);
+        for bucket in 1..self.buckets.len() {
+            options = options.add_bucket(format!("sim://{bucket}"));
+        }
         for directory in 1..self.directories {
             options = options.add_directory(format!("/sim/{directory}"));
         }
         options
     }
+}
+
+fn like_aws() -> Capabilities {
+    SimStore::new(0).capabilities().clone()
+}
+
+/// A bucket with some of the limits that stores have, so that histories meet all ways to write an object.
+fn any_bucket(rng: &mut SimRng) -> Capabilities {
+    let mut row = like_aws();
+    row.resend_part = rng.chance(500);
+    match rng.below(6) {
+        // As a local directory: one writer and a rename.
+        0 => {
+            (row.parts, row.sparse, row.resend_part, row.list_parts) =
+                (Parts::Sequential, false, false, false)
+        }
+        1 => row.parts = Parts::None,
+        2 => row.sparse = false,
+        3 => row.equal_parts = true,
+        _ => {}
+    }
+    row
 }
 
 /// Bugs planted under the changelog, to see that the oracles can fail.
@@ -118,11 +157,14 @@ pub enum Plant {
 pub struct Machine {
     pub shape: Shape,
     pub worlds: Vec<SimWorld>,
-    pub store: SimStore,
-    pub bucket: Bucket,
+    pub stores: Vec<SimStore>,
     pub readings: Arc<Readings>,
     plant: Option<Plant>,
     random: SimRng,
+    /// Tells what the buckets are asked.
+    pub verbose: bool,
+    deaths: u64,
+    dead: bool,
     started_at: Instant,
     micros: Arc<AtomicU64>,
 }
@@ -132,13 +174,15 @@ impl Machine {
         let mut random = SimRng::new(seed);
         let worlds: Vec<SimWorld> =
             (0..shape.directories).map(|_| SimWorld::new(random.next_u64())).collect();
-        let store = SimStore::new(random.next_u64());
-        let bucket = Bucket { store: store.clone(), worlds: worlds.clone(), plant, verbose: false };
+        let store = |row: &Capabilities| SimStore::with_capabilities(random.next_u64(), row.clone());
+        let stores = shape.buckets.iter().map(store).collect();
         Machine {
             shape,
             worlds,
-            store,
-            bucket,
+            stores,
+            verbose: false,
+            deaths: 0,
+            dead: false,
             readings: Arc::default(),
             plant,
             random,
@@ -159,11 +203,16 @@ impl Machine {
             .iter()
             .map(|world| (world.files(), Box::new(world.disk(depth, durability)) as Box<_>))
             .collect();
+        let bucket = |store: &SimStore| {
+            let (store, worlds) = (store.clone(), self.worlds.clone());
+            Arc::new(Bucket { store, worlds, plant: self.plant, verbose: self.verbose }) as Arc<dyn Store>
+        };
+        let stores = self.stores.iter().map(bucket).collect();
         let (started_at, micros) = (self.started_at, Arc::clone(&self.micros));
         let mut random = SimRng::new(self.random.next_u64());
         let seams = Seams {
             directories,
-            store: Arc::new(self.bucket.clone()),
+            stores,
             // It passes by being looked at, so that whoever waits for it by steps sees it pass.
             clock: Arc::new(move || {
                 started_at + Duration::from_micros(micros.fetch_add(10, Ordering::Relaxed))
@@ -174,7 +223,11 @@ impl Machine {
     }
 
     pub fn pass(&self, time: Duration) {
-        self.micros.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
+        let time = time.as_micros() as u64;
+        let before = self.micros.fetch_add(time, Ordering::Relaxed);
+        if before / LATE_MICROS_MAX != (before + time) / LATE_MICROS_MAX {
+            self.stores.iter().for_each(SimStore::settle);
+        }
     }
 
     pub fn now(&self) -> u64 {
@@ -188,7 +241,7 @@ impl Machine {
 
     /// Ends the process, or the power; what `process` holds is dropped while the machine is dead.
     pub fn crash<T>(&mut self, crash: Crash, process: T) {
-        self.store.crash();
+        self.stores.iter().for_each(SimStore::crash);
         for world in &self.worlds {
             let seed = self.random.next_u64();
             match crash {
@@ -197,7 +250,10 @@ impl Machine {
             }
         }
         drop(process);
-        self.store.restart();
+        for store in &self.stores {
+            store.settle();
+            store.restart();
+        }
     }
 
     /// Directories that the open changelog has given up.
@@ -215,14 +271,41 @@ impl Machine {
         self.worlds.iter().map(|world| world.stats().faults.values().sum::<u64>()).sum()
     }
 
-    /// Faults of the bucket that struck so far.
-    pub fn store_faults(&self) -> u64 {
-        self.store.stats().faults.values().sum()
+    /// A bucket is not to be reached until the machine is healed.
+    pub fn kill_bucket(&mut self, index: usize) {
+        self.stores[index].set_dead(true);
+        self.dead = true;
+        self.deaths += 1;
     }
 
-    /// What the bucket holds now, for reading without faults.
-    pub fn contents(&self) -> Contents {
-        Contents { url: self.store.url().to_owned(), objects: Arc::new(self.store.objects()) }
+    /// Whether a bucket cannot be reached.
+    pub fn is_bucket_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// Faults of the buckets that struck so far.
+    pub fn store_faults(&self) -> u64 {
+        let faults = |store: &SimStore| store.stats().faults.values().sum::<u64>();
+        self.deaths + self.stores.iter().map(faults).sum::<u64>()
+    }
+
+    /// What the buckets hold now, for reading without faults.
+    pub fn contents(&self) -> Vec<Contents> {
+        self.stores.iter().map(Contents::of).collect()
+    }
+
+    /// All objects, by bucket and name, with their lengths in bytes.
+    pub fn objects(&self) -> BTreeMap<(String, String), u64> {
+        let objects = |store: &SimStore| {
+            let url = store.url().to_owned();
+            store.objects().into_iter().map(move |(name, bytes)| ((url.clone(), name), bytes.len() as u64))
+        };
+        self.stores.iter().flat_map(objects).collect()
+    }
+
+    /// The names of uploads that are neither complete nor aborted.
+    pub fn open_uploads(&self) -> Vec<String> {
+        self.stores.iter().flat_map(SimStore::open_uploads).collect()
     }
 
     /// No crash is scheduled any more.
@@ -230,8 +313,12 @@ impl Machine {
         self.worlds.iter().for_each(|world| world.crash_at(u64::MAX / 2, Crash::Process));
     }
 
-    pub fn heal(&self) {
-        self.store.heal();
+    pub fn heal(&mut self) {
+        self.dead = false;
+        for store in &self.stores {
+            store.heal();
+            store.settle();
+        }
         for world in &self.worlds {
             world.clear_faults();
             world.set_capacity_bytes(None);
@@ -302,174 +389,5 @@ impl Recorder for Meter {
 
     fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
         Histogram::noop()
-    }
-}
-
-/// The simulated bucket as a process sees it that may be dead since a moment ago: when a directory's scheduled crash has
-/// struck, the process does nothing more to the bucket either.
-#[derive(Clone)]
-pub struct Bucket {
-    store: SimStore,
-    worlds: Vec<SimWorld>,
-    plant: Option<Plant>,
-    /// Tells what it is asked.
-    pub verbose: bool,
-}
-
-impl Bucket {
-    fn tell<T>(
-        &self,
-        operation: Operation,
-        name: &str,
-        outcome: Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
-        if self.verbose {
-            eprintln!("{:>9} {operation} {name}: {}", "", if outcome.is_ok() { "ok" } else { "error" });
-        }
-        outcome
-    }
-
-    fn look(&self) {
-        if self.worlds.iter().any(SimWorld::is_down) {
-            self.store.crash();
-        }
-    }
-}
-
-impl fmt::Debug for Bucket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.store.fmt(f)
-    }
-}
-
-impl Store for Bucket {
-    fn begin<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Box<dyn ObjectSink>, StoreError>> {
-        Box::pin(async move {
-            self.look();
-            let sink = self.tell(Operation::Begin, name, self.store.begin(name).await)?;
-            Ok(Box::new(BucketSink { bucket: self.clone(), name: name.to_owned(), sink })
-                as Box<dyn ObjectSink>)
-        })
-    }
-
-    fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        self.look();
-        self.store.get(name, range)
-    }
-
-    fn size<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<u64, StoreError>> {
-        self.look();
-        self.store.size(name)
-    }
-
-    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.look();
-            let kept = self.store.objects().get(name).cloned();
-            self.tell(Operation::Delete, name, self.store.delete(name).await)?;
-            if self.plant == Some(Plant::KeepDeleted) && kept.is_some() {
-                self.store.tamper(name, kept);
-            }
-            Ok(())
-        })
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<(String, u64)>, StoreError>> {
-        self.look();
-        self.store.list(prefix)
-    }
-
-    fn url(&self) -> &str {
-        self.store.url()
-    }
-}
-
-/// What a bucket held at some time. Nothing can be changed in it.
-#[derive(Clone, Debug)]
-pub struct Contents {
-    url: String,
-    objects: Arc<BTreeMap<String, Bytes>>,
-}
-
-impl Contents {
-    fn error<T>(&self, operation: Operation, name: &str, kind: StoreErrorKind) -> Result<T, StoreError> {
-        Err(StoreError::new(operation, &self.url, name, kind))
-    }
-
-    fn object(&self, operation: Operation, name: &str) -> Result<Bytes, StoreError> {
-        match self.objects.get(name) {
-            Some(object) => Ok(object.clone()),
-            None => self.error(operation, name, StoreErrorKind::NotFound),
-        }
-    }
-}
-
-impl Store for Contents {
-    fn begin<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Box<dyn ObjectSink>, StoreError>> {
-        Box::pin(async move { self.error(Operation::Begin, name, StoreErrorKind::Failed) })
-    }
-
-    fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        Box::pin(async move {
-            let object = self.object(Operation::Get, name)?;
-            let (Range { start, end }, size) = (range, object.len() as u64);
-            if start > end || end > size {
-                return self.error(Operation::Get, name, StoreErrorKind::OutOfRange { start, end, size });
-            }
-            Ok(object.slice(start as usize..end as usize))
-        })
-    }
-
-    fn size<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<u64, StoreError>> {
-        Box::pin(async move { Ok(self.object(Operation::Size, name)?.len() as u64) })
-    }
-
-    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(async move { self.error(Operation::Delete, name, StoreErrorKind::Failed) })
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<(String, u64)>, StoreError>> {
-        Box::pin(async move { self.error(Operation::List, prefix, StoreErrorKind::Failed) })
-    }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
-}
-
-struct BucketSink {
-    bucket: Bucket,
-    name: String,
-    sink: Box<dyn ObjectSink>,
-}
-
-impl ObjectSink for BucketSink {
-    fn put(&mut self, part: Vec<Bytes>) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.bucket.look();
-        self.sink.put(part)
-    }
-
-    fn complete(self: Box<Self>) -> BoxFuture<'static, Result<u64, StoreError>> {
-        let BucketSink { bucket, name, sink } = *self;
-        Box::pin(async move {
-            bucket.look();
-            let size = bucket.tell(Operation::Complete, &name, sink.complete().await)?;
-            match bucket.plant {
-                Some(Plant::LoseObject) => bucket.store.tamper(&name, None),
-                Some(Plant::RotObject) => {
-                    let mut bytes = bucket.store.objects()[&name].to_vec();
-                    let at = bytes.len() / 3;
-                    bytes[at] ^= 4;
-                    bucket.store.tamper(&name, Some(bytes.into()));
-                }
-                _ => {}
-            }
-            Ok(size)
-        })
-    }
-
-    fn abort(self: Box<Self>) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.bucket.look();
-        self.sink.abort()
     }
 }

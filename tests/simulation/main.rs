@@ -3,6 +3,7 @@
 //! `TIDELOG_HISTORIES` says how many random histories to run, `TIDELOG_FIRST_SEED` which is the first. `TIDELOG_SEED` runs
 //! one of them, and tells what happens in it. Everything in a history follows from its seed.
 
+mod bucket;
 mod crash_points;
 mod history;
 mod machine;
@@ -26,13 +27,16 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 20] = [
+const SEEN: [&str; 23] = [
     "bucket fault abort",
-    "bucket fault begin",
     "bucket fault complete",
+    "bucket fault create",
     "bucket fault delete",
     "bucket fault get",
+    "bucket fault list",
+    "bucket fault list_uploads",
     "bucket fault put",
+    "bucket fault put_part",
     "disk fault BitFlip",
     "disk fault CreateNoSpace",
     "disk fault EngineBreaks",

@@ -10,8 +10,9 @@ use tidelog::{
     SequenceNumber, WriterControl,
 };
 use tidelog_io::sim::SimRng;
+use tidelog_upload::Store;
 
-use crate::machine::Contents;
+use crate::bucket::Contents;
 
 /// One change as it was appended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,7 +163,7 @@ impl Model {
     }
 
     /// Reads every handle of log `index` from the bucket, as far as it is not truncated.
-    pub fn check_handles(&self, index: usize, contents: &Contents, rng: &mut SimRng) {
+    pub fn check_handles(&self, index: usize, contents: &[Contents], rng: &mut SimRng) {
         for handle in &self.logs[index].handles {
             self.check_handle(index, handle, contents, rng);
         }
@@ -173,7 +174,7 @@ impl Model {
         &self,
         index: usize,
         handle: &ChangelogHandle,
-        contents: &Contents,
+        contents: &[Contents],
         rng: &mut SimRng,
     ) {
         let log = &self.logs[index];
@@ -185,7 +186,8 @@ impl Model {
         let key_groups = random_range(rng, log.key_groups);
         for key_groups in [KeyGroupRange::ALL, key_groups] {
             let handles = std::slice::from_ref(&handle);
-            let reader = ChangelogReader::open_simulated(handles, key_groups, Arc::new(contents.clone()));
+            let stores = contents.iter().map(|contents| Arc::new(contents.clone()) as Arc<dyn Store>);
+            let reader = ChangelogReader::open_simulated(handles, key_groups, stores.collect());
             let read = reader.and_then(|reader| self.check_read(index, from, to, key_groups, reader));
             if let Err(error) = read
                 && !self.lenient

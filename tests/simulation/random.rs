@@ -68,6 +68,20 @@ enum Action {
     Steps,
 }
 
+/// The requests that buckets may fail at any time.
+const CHANGES: [Operation; 10] = [
+    Operation::Put,
+    Operation::Create,
+    Operation::PutPart,
+    Operation::ListParts,
+    Operation::Complete,
+    Operation::Abort,
+    Operation::ListUploads,
+    Operation::Head,
+    Operation::Delete,
+    Operation::List,
+];
+
 const WRITERS_MAX: u64 = 6;
 
 /// Runs one history from its seed.
@@ -75,7 +89,7 @@ pub fn run(seed: u64, plant: Option<Plant>, verbose: bool) -> Coverage {
     let mut rng = SimRng::new(seed ^ 0x7469_6465_6c6f);
     let shape = Shape::random(&mut rng);
     let mut machine = Machine::new(rng.next_u64(), shape, plant);
-    machine.bucket.verbose = verbose;
+    machine.verbose = verbose;
     let readings = machine.readings.clone();
     let meter = Meter(readings.clone());
     let _guard = metrics::set_default_local_recorder(&meter);
@@ -90,8 +104,8 @@ pub fn run(seed: u64, plant: Option<Plant>, verbose: bool) -> Coverage {
         let stats = world.stats();
         seen.extend(stats.faults.keys().map(|fault| format!("disk fault {fault:?}")));
     }
-    for operation in history.machine.store.stats().faults.keys() {
-        seen.insert(format!("bucket fault {operation}"));
+    for store in &history.machine.stores {
+        seen.extend(store.stats().faults.keys().map(|operation| format!("bucket fault {operation}")));
     }
     seen.extend(readings.counters.lock().unwrap().keys().cloned());
     Coverage { seen, trace: history.trace() }
@@ -185,7 +199,7 @@ fn act(history: &mut History, action: Action, faulty: &Faulty) -> Result<(), Ove
             }
             if faulty.bucket && history.rng.chance(100) {
                 let fault = tidelog_upload::sim::Fault::Before;
-                history.machine.store.fail_next(Operation::Get, fault);
+                history.machine.stores.iter().for_each(|store| store.fail_next(Operation::Get, fault));
             }
             let keep = history.rng.chance(300);
             history.read_found(found, keep);
@@ -272,13 +286,16 @@ impl Faulty {
             }
         }
         if self.bucket {
-            for operation in
-                [Operation::Begin, Operation::Put, Operation::Complete, Operation::Abort, Operation::Delete]
-            {
+            let index = history.rng.below(history.machine.stores.len() as u64) as usize;
+            let store = history.machine.stores[index].clone();
+            if history.rng.chance(100) {
+                history.machine.kill_bucket(index);
+            }
+            for operation in CHANGES {
                 if history.rng.chance(400) {
-                    let before = history.rng.below(300) as f64 / 1000.0;
-                    let after = history.rng.below(300) as f64 / 1000.0;
-                    history.machine.store.set_chances(operation, Chances { before, after });
+                    let mut chance = || history.rng.below(250) as f64 / 1000.0;
+                    let (before, after, late, throttled) = (chance(), chance(), chance(), chance());
+                    store.set_chances(operation, Chances { before, after, late, throttled });
                 }
             }
         }

@@ -24,6 +24,8 @@ pub struct ChunkSizes {
     bytes_start: u64,
     bytes_max: u64,
     chunks_max: u32,
+    /// What a bucket without parts takes in one request.
+    whole_bytes_max: u64,
     /// Whether chunks must not grow.
     equal: bool,
 }
@@ -59,9 +61,12 @@ impl ChunkSizes {
         buckets: impl IntoIterator<Item = &'a Capabilities>,
     ) -> Result<ChunkSizes, ChunkSizesError> {
         let (mut min_bytes, mut max_bytes, mut chunks_max, mut equal) = (1, u64::MAX, u32::MAX, false);
+        let mut whole_bytes_max = u64::MAX;
         for row in buckets {
             max_bytes = max_bytes.min(row.part_bytes_max);
-            if row.parts != Parts::None {
+            if row.parts == Parts::None {
+                whole_bytes_max = whole_bytes_max.min(row.part_bytes_max);
+            } else {
                 min_bytes = min_bytes.max(row.part_bytes_min);
                 chunks_max = chunks_max.min(row.parts_max);
                 equal |= row.equal_parts;
@@ -76,6 +81,7 @@ impl ChunkSizes {
             bytes_max: max_bytes,
             // A tenth of the numbers is left for parts that are sent again.
             chunks_max: (chunks_max - chunks_max / 10).max(1),
+            whole_bytes_max,
             equal,
         })
     }
@@ -85,13 +91,23 @@ impl ChunkSizes {
     pub fn object_bytes_max(&self) -> u64 {
         let (mut bytes, mut left) = (0_u64, self.chunks_max);
         // Sizes stay the same for many chunks: count them in runs.
-        while left > 0 {
+        while left > 0 && bytes < self.whole_bytes_max {
             let size = self.bytes_at(bytes);
-            let run = if size == self.bytes_max || self.equal { left } else { 1 };
+            let same_until = size.saturating_mul(self.share()).saturating_add(1);
+            let run = if size == self.bytes_max || self.equal {
+                left
+            } else {
+                let chunks = same_until.saturating_sub(bytes).div_ceil(size).max(1);
+                u32::try_from(chunks).unwrap_or(left).min(left)
+            };
             bytes = bytes.saturating_add(size.saturating_mul(u64::from(run)));
             left -= run;
         }
-        bytes
+        bytes.min(self.whole_bytes_max)
+    }
+
+    fn share(&self) -> u64 {
+        u64::from(self.chunks_max / 10).max(1)
     }
 
     /// The size of a chunk that starts at `offset`: a tenth of the number of chunks suffices for what went before, so
@@ -100,8 +116,7 @@ impl ChunkSizes {
         if self.equal {
             return self.bytes_start;
         }
-        let share = u64::from(self.chunks_max / 10).max(1);
-        let bytes = offset / share;
+        let bytes = offset / self.share();
         if bytes <= self.bytes_start {
             return self.bytes_start;
         }
@@ -258,7 +273,7 @@ mod tests {
             assert!(others.iter().all(|len| *len == 10) && *last <= 10, "{lengths:?}");
         }
         let small = Capabilities { part_bytes_max: 6, ..row() };
-        assert!(lengths(&cut(sizes(&[small.clone()]), [50])).iter().all(|len| *len <= 6));
+        assert!(lengths(&cut(sizes(std::slice::from_ref(&small)), [50])).iter().all(|len| *len <= 6));
         let error = ChunkSizes::new(&options(12, 8), &[small, strict]).expect_err("no size");
         assert_eq!((error.min_bytes, error.max_bytes), (10, 6));
     }
@@ -267,7 +282,7 @@ mod tests {
     fn chunks_grow_so_that_the_largest_object_fits_its_parts() {
         let s3 =
             Capabilities { part_bytes_min: 5 << 20, part_bytes_max: 5 << 30, parts_max: 10_000, ..row() };
-        let sizes = ChunkSizes::new(&UploadOptions::default(), &[s3.clone()]).expect("sizes");
+        let sizes = ChunkSizes::new(&UploadOptions::default(), std::slice::from_ref(&s3)).expect("sizes");
         assert_eq!((sizes.bytes_at(0), sizes.bytes_at(8 << 30)), (8 << 20, 10 << 20));
         assert!(sizes.object_bytes_max() > 5 << 40, "{}", sizes.object_bytes_max());
         let equal = Capabilities { equal_parts: true, ..s3 };

@@ -10,12 +10,15 @@ use serde_json::Value;
 use tidelog::footer::{Footer, FooterError, TRAILER_BYTES};
 use tidelog::part::{Changeset, Compression, Directory, PartId, Run};
 use tidelog::{Extent, LogId, Piece};
-use tidelog_upload::{Driver, Runtime, StoreErrorKind};
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::{Driver, Runtime, StoreErrorKind, UploadOptions};
 
 use super::{Depth, Report};
 use crate::Failure;
 use crate::places::check_bucket;
 
+/// Each bucket has a driver of its own.
+const ONLY: BucketIndex = BucketIndex(0);
 /// About how much of a run is read at once, in bytes.
 const READ_BYTES: u64 = 8 << 20;
 
@@ -73,17 +76,18 @@ impl Buckets {
             None => {
                 check_bucket(bucket).map_err(OpenError::Missing)?;
                 let store = tidelog_upload::open_store(bucket).map_err(|error| failed(&error))?;
-                let driver =
-                    Driver::start(store, Runtime::Own { threads: 1 }).map_err(|error| failed(&error))?;
+                let runtime = Runtime::Own { threads: 1 };
+                let driver = Driver::start(vec![store], runtime, UploadOptions::default())
+                    .map_err(|error| failed(&error))?;
                 let driver = Arc::new(driver);
                 self.drivers.insert(bucket.to_owned(), Arc::clone(&driver));
                 driver
             }
         };
         let (resolver, pending) = tidelog_upload::channel();
-        driver.size(name, move |outcome| resolver.resolve(outcome));
+        driver.head(ONLY, name, move |outcome| resolver.resolve(outcome));
         match pending.wait() {
-            Ok(Ok(len)) => Ok((driver, len)),
+            Ok(Ok(found)) => Ok((driver, found.bytes)),
             Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::NotFound) => {
                 Err(OpenError::Missing(error.to_string()))
             }
@@ -134,7 +138,9 @@ impl Bytes {
                         continue;
                     }
                     let (resolver, pending) = tidelog_upload::channel();
-                    driver.get(name, from..from + (last - first), move |outcome| resolver.resolve(outcome));
+                    driver.get(ONLY, name, from..from + (last - first), move |outcome| {
+                        resolver.resolve(outcome)
+                    });
                     match pending.wait() {
                         Ok(outcome) => read.extend_from_slice(&outcome.map_err(Failure::new)?),
                         Err(error) => return Err(Failure::new(format!("{error:?}"))),

@@ -41,7 +41,8 @@ impl History {
                 Wait::Persist { log, from, to, .. } => write!(text, "log {log}: persist {from}..{to}; "),
             };
         }
-        let _ = write!(text, "left over: {:?}", self.left_over());
+        let uploads = self.uploads_left_over();
+        let _ = write!(text, "left over: {:?}, uploads {uploads:?}", self.left_over());
         text
     }
 
@@ -104,13 +105,18 @@ impl History {
         }
         self.settle()?;
         self.step_until("no object or upload is left", |history| {
-            history.left_over().is_empty() && history.machine.store.open_uploads().is_empty()
+            history.left_over().is_empty() && history.uploads_left_over().is_empty()
         })
     }
 
     /// Objects that nobody needs when no log is left.
-    fn left_over(&self) -> Vec<String> {
-        let objects = self.machine.store.objects().into_keys();
+    fn left_over(&self) -> Vec<(String, String)> {
+        let objects = self.machine.objects().into_keys();
         objects.filter(|object| !self.orphans.contains(object)).collect()
+    }
+
+    fn uploads_left_over(&self) -> Vec<String> {
+        let uploads = self.machine.open_uploads().into_iter();
+        uploads.filter(|upload| !self.orphan_uploads.contains(upload)).collect()
     }
 }
