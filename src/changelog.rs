@@ -3,10 +3,12 @@
 //! Owns the threads and how they are wired. What each does is in spill.rs and uploader.rs; what a directory held is found
 //! by recovery.rs.
 
+mod site;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -14,25 +16,25 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use tidelog_io::aligned::Arena;
-use tidelog_io::directory::{Directory, Manifest};
+use tidelog_io::directory::Directory;
 use tidelog_io::disk::{Disk, EngineInfo, Files};
 use tidelog_io::engine;
 use tidelog_io::ring::Bell;
-use tidelog_io::segment::{KnownSegment, SegmentConfig, Segments, parse_segment_name, segment_name};
+use tidelog_io::segment::{SegmentConfig, Segments};
 use tidelog_upload::{Abandoned, Driver, Pending, Runtime, Store};
 
+use self::site::{OpenSite, check_room};
 use crate::block;
 use crate::custody::{Custody, Holding, Readers};
 use crate::device::{Budget, Device, LaneRef, Log, SLOTS_MAX, SpillRequest, lock};
 use crate::error::{CloseError, ControlError, CreateError, Forked, OpenError, SyncError};
 use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::ledger::{Ledger, LedgerJournal};
-use crate::manifest::{ManifestRecord, ManifestState};
+use crate::manifest::ManifestRecord;
 use crate::options::{OptionError, Options, UploadRuntime};
 use crate::queue::{Queue, Source};
 use crate::recovered::RecoveredLog;
-use crate::recovery::{Recovered, has_manifest, recover};
-use crate::retention::{Retention, SegmentUse};
+use crate::retention::Retention;
 use crate::spill::{Spiller, SpillerParts};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 use crate::uploader::{Event, Uploader, UploaderParts};
@@ -256,7 +258,7 @@ impl Changelog {
                     Some(arena),
                     options.engine,
                 )
-                .map_err(|source| io(format!("opening {} for direct writes", path.display()), source))
+                .map_err(|source| failed(format!("opening {} for direct writes", path.display()), source))
             };
             let files = directory.files();
             sites.push(OpenSite::open(sites.len(), path.clone(), files, disk, &options, &mut random)?);
@@ -269,7 +271,7 @@ impl Changelog {
             std::thread::Builder::new()
                 .name(name)
                 .spawn(body)
-                .map_err(|source| io("starting a thread", source))
+                .map_err(|source| failed("starting a thread", source))
         };
         if let Engine::Threads { spillers: running, uploader: upload } = &mut engine {
             for (index, spiller) in spillers.into_iter().enumerate() {
@@ -477,103 +479,6 @@ impl Drop for Changelog {
     }
 }
 
-/// One directory, read and ready to be written.
-struct OpenSite {
-    path: PathBuf,
-    files: Arc<dyn Files>,
-    disk: Box<dyn Disk>,
-    arena: Arena,
-    directory_id: u64,
-    ledger: Arc<Ledger>,
-    recovered: Recovered,
-    known: Vec<KnownSegment>,
-    next_epoch: u64,
-}
-
-impl OpenSite {
-    fn open(
-        device: usize,
-        path: PathBuf,
-        files: Arc<dyn Files>,
-        disk: impl FnOnce(&Arena) -> Result<Box<dyn Disk>, OpenError>,
-        options: &Options,
-        random: &mut Random,
-    ) -> Result<OpenSite, OpenError> {
-        let at = |action: &str| format!("{action} in {}", path.display());
-        let (manifest, records) = if has_manifest(&path, &*files)? {
-            Manifest::open(Arc::clone(&files))
-                .map_err(|source| OpenError::Manifest { directory: path.clone(), source })?
-        } else {
-            let manifest = Manifest::create(Arc::clone(&files), random())
-                .map_err(|source| io(at("creating a manifest"), source))?;
-            (manifest, Vec::new())
-        };
-        let directory_id = manifest.directory_id();
-        let state = ManifestState::replay(records.iter().map(Vec::as_slice))
-            .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
-        let recovered = recover(device, &path, &*files, directory_id, &state)?;
-        for SegmentUse { segment, .. } in &recovered.uses {
-            // Writes may have been in flight when the process died: what was found of them must stay.
-            let name = segment_name(*segment);
-            files.sync(&name).map_err(|source| io(at(&format!("syncing {name}")), source))?;
-        }
-        let next_epoch = state.next_epoch().max(1);
-        let next_number = recovered.next_number;
-        let known = known_segments(&*files, &state, options.segment_bytes)
-            .map_err(|source| io(at("listing segments"), source))?;
-        // All is read and found good: now the memory, the disk, and the first thing that is written.
-        let blocks = options.spill_blocks() + options.upload_blocks();
-        let arena = Arena::new(options.block_bytes, blocks)
-            .map_err(|source| io("allocating block buffers", source))?;
-        let disk = disk(&arena)?;
-        let ledger = Arc::new(Ledger::new(state, manifest));
-        let mut records = Vec::new();
-        if known.iter().any(|known| known.in_use) {
-            // What stands behind the end was never acknowledged, and must not come back when later blocks do.
-            records.push(ManifestRecord::Cut { epoch_below: next_epoch, number: next_number });
-        }
-        records.push(ManifestRecord::Opened { session: random(), next_epoch, next_number });
-        ledger
-            .record(records)
-            .and_then(|()| ledger.seal())
-            .map_err(|source| io(at("writing the manifest"), source))?;
-        Ok(OpenSite { path, files, disk, arena, directory_id, ledger, recovered, known, next_epoch })
-    }
-}
-
-/// Refuses a directory that could not take the first change: there is no segment, and no room for one. Where there are
-/// some, uploads may make room.
-fn check_room(path: &Path, files: &dyn Files, options: &Options) -> Result<(), OpenError> {
-    let at = |source| io(format!("looking for room in {}", path.display()), source);
-    if files.list().map_err(at)?.iter().any(|(name, _)| parse_segment_name(name).is_some()) {
-        return Ok(());
-    }
-    let (needed_bytes, free_bytes) = (options.segment_bytes, files.free_bytes().map_err(at)?);
-    if free_bytes < needed_bytes {
-        return Err(OpenError::NoRoom { directory: path.to_owned(), needed_bytes, free_bytes });
-    }
-    Ok(())
-}
-
-/// The segment files of a directory. One that is not in use and has another length than segments have now is removed.
-fn known_segments(
-    files: &dyn Files,
-    state: &ManifestState,
-    segment_bytes: u64,
-) -> io::Result<Vec<KnownSegment>> {
-    let mut known = Vec::new();
-    for (name, len) in files.list()? {
-        let Some(segment) = parse_segment_name(&name) else { continue };
-        let in_use = state.segments().contains_key(&segment);
-        if in_use || len == segment_bytes {
-            known.push(KnownSegment { segment, in_use });
-        } else {
-            files.remove(&name)?;
-        }
-    }
-    Ok(known)
-}
-
 /// Whether the share of uploads has room for parts of the least size that the buckets take, so that none waits for ever.
 fn check_memory(options: &Options, stores: &[Arc<dyn Store>]) -> Result<(), OptionError> {
     let parts = stores.iter().map(|store| store.capabilities().part_bytes_min);
@@ -615,7 +520,7 @@ fn build(
         let bell = Bell::new(disk.waker());
         let side_budget = Arc::clone(&side_budget);
         let device = Device::new(index, bell, options.lane_bytes, options.lanes_max(), side_budget)
-            .map_err(|source| io("allocating a lane", source))?;
+            .map_err(|source| failed("allocating a lane", source))?;
         let device = Arc::new(device);
         let config = SegmentConfig {
             directory: directory_id,
@@ -704,16 +609,16 @@ fn build(
     Ok((core, recovered, spillers, uploader))
 }
 
-fn io(action: impl Into<String>, source: io::Error) -> OpenError {
+fn failed(action: impl Into<String>, source: io::Error) -> OpenError {
     OpenError::Io { action: action.into(), source }
 }
 
 /// Random numbers of the operating system.
 fn system_random() -> Result<Random, OpenError> {
     let path = "/dev/urandom";
-    let mut file = std::fs::File::open(path).map_err(|source| io(format!("opening {path}"), source))?;
+    let mut file = std::fs::File::open(path).map_err(|source| failed(format!("opening {path}"), source))?;
     let mut seed = [0; 8];
-    file.read_exact(&mut seed).map_err(|source| io(format!("reading {path}"), source))?;
+    file.read_exact(&mut seed).map_err(|source| failed(format!("reading {path}"), source))?;
     let mut fallback = splitmix(u64::from_le_bytes(seed));
     Ok(Box::new(move || {
         let mut bytes = [0; 8];

@@ -13,7 +13,7 @@ use crate::error::{OpenError, ReadError};
 use crate::ledger::handle_in;
 use crate::manifest::ManifestState;
 use crate::reader::{ChangelogReader, Pin};
-use crate::recovered::{FoundLog, LocalSite};
+use crate::recovered::{FoundLog, LocalSite, found_accessors};
 use crate::recovery::{has_manifest, recover};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 
@@ -97,43 +97,9 @@ impl LocalLogs {
     }
 }
 
+found_accessors!(LocalLog);
+
 impl LocalLog {
-    /// The id of the log.
-    #[must_use]
-    pub fn log(&self) -> LogId {
-        self.found.log
-    }
-
-    /// The name that it was created with.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.found.name
-    }
-
-    /// The key groups that its changes may have.
-    #[must_use]
-    pub fn key_groups(&self) -> KeyGroupRange {
-        self.found.key_groups
-    }
-
-    /// The first change that was not truncated.
-    #[must_use]
-    pub fn start(&self) -> SequenceNumber {
-        self.found.start
-    }
-
-    /// The number after the last change.
-    #[must_use]
-    pub fn end(&self) -> SequenceNumber {
-        self.found.end
-    }
-
-    /// The changes below this number were confirmed.
-    #[must_use]
-    pub fn confirmed(&self) -> SequenceNumber {
-        self.found.confirmed
-    }
-
     /// Reads the changes in `key_groups`, from the local disk where it still holds them, else from the bucket.
     ///
     /// # Errors

@@ -144,45 +144,55 @@ pub struct RecoveredLog {
     found: Arc<FoundLog>,
 }
 
+/// What a found log tells of itself, for the two types through which users see one.
+macro_rules! found_accessors {
+    ($name:ident) => {
+        impl $name {
+            /// The id of the log.
+            #[must_use]
+            pub fn log(&self) -> LogId {
+                self.found.log
+            }
+
+            /// The name that it was created with.
+            #[must_use]
+            pub fn name(&self) -> &str {
+                &self.found.name
+            }
+
+            /// The key groups that its changes may have.
+            #[must_use]
+            pub fn key_groups(&self) -> KeyGroupRange {
+                self.found.key_groups
+            }
+
+            /// The first change that was not truncated.
+            #[must_use]
+            pub fn start(&self) -> SequenceNumber {
+                self.found.start
+            }
+
+            /// The number after the last change.
+            #[must_use]
+            pub fn end(&self) -> SequenceNumber {
+                self.found.end
+            }
+
+            /// The changes below this number were confirmed.
+            #[must_use]
+            pub fn confirmed(&self) -> SequenceNumber {
+                self.found.confirmed
+            }
+        }
+    };
+}
+pub(crate) use found_accessors;
+
+found_accessors!(RecoveredLog);
+
 impl RecoveredLog {
     pub(crate) fn new(core: Arc<Core>, device: usize, found: FoundLog) -> RecoveredLog {
         RecoveredLog { core, device, found: Arc::new(found) }
-    }
-
-    /// The id of the log.
-    #[must_use]
-    pub fn log(&self) -> LogId {
-        self.found.log
-    }
-
-    /// The name that it was created with.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.found.name
-    }
-
-    /// The key groups that its changes may have.
-    #[must_use]
-    pub fn key_groups(&self) -> KeyGroupRange {
-        self.found.key_groups
-    }
-
-    /// The first change that was not truncated.
-    #[must_use]
-    pub fn start(&self) -> SequenceNumber {
-        self.found.start
-    }
-
-    /// The number after the last change.
-    #[must_use]
-    pub fn end(&self) -> SequenceNumber {
-        self.found.end
-    }
-
-    /// The changes below this number were confirmed.
-    #[must_use]
-    pub fn confirmed(&self) -> SequenceNumber {
-        self.found.confirmed
     }
 
     /// Makes the changes from `from` on durable in the bucket, as a writer's

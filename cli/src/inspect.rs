@@ -1,33 +1,22 @@
 //! `tidelog inspect`: what a file holds, for people and as JSON.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::look::{Depth, Show, look};
+use crate::look::{Depth, LookArgs, Show};
 
 /// Shows what a segment, a manifest, an object or a handle holds. The kind is recognized by the file.
 #[derive(clap::Args, Debug)]
 pub struct InspectArgs {
-    /// Prints JSON instead of tables.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The paths are names of objects in this bucket.
-    #[arg(long, value_name = "URL")]
-    pub(crate) bucket: Option<String>,
-    /// The files, or local directories of a changelog; - for handles from standard input.
-    #[arg(required = true, value_name = "PATH")]
-    pub(crate) paths: Vec<PathBuf>,
+    #[command(flatten)]
+    look: LookArgs,
 }
 
 pub fn run(args: InspectArgs) -> Result<(), Failure> {
-    let mut reports = Vec::new();
-    for path in &args.paths {
-        reports.extend(look(path, args.bucket.as_deref(), Depth::Summary)?);
-    }
-    let output = if args.json {
+    let reports = args.look.reports(Depth::Summary)?;
+    let output = if args.look.json {
         let all: Vec<Value> = reports.iter().map(|report| report.to_json(Show::Contents)).collect();
         format!("{:#}\n", json!(all))
     } else {

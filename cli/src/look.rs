@@ -12,7 +12,7 @@ mod segment;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tidelog_io::directory::MANIFEST_NAME;
 use tidelog_io::segment::parse_segment_name;
@@ -30,11 +30,36 @@ pub enum Depth {
     Everything,
 }
 
+/// What to look at, and how to show it.
+#[derive(clap::Args, Debug)]
+pub struct LookArgs {
+    /// Prints JSON instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// The paths are names of objects in this bucket.
+    #[arg(long, value_name = "URL")]
+    bucket: Option<String>,
+    /// The files, or local directories of a changelog; - for handles from standard input.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+}
+
+impl LookArgs {
+    /// Looks at everything that was named.
+    ///
+    /// # Errors
+    /// Something cannot be read, or was written by a newer tidelog. Damage is no error: the reports name it.
+    pub fn reports(&self, depth: Depth) -> Result<Vec<Report>, Failure> {
+        let mut reports = Vec::new();
+        for path in &self.paths {
+            reports.extend(look(path, self.bucket.as_deref(), depth)?);
+        }
+        Ok(reports)
+    }
+}
+
 /// Looks at `path`, or, with a bucket, at the object of that name in it.
-///
-/// # Errors
-/// It cannot be read, or was written by a newer tidelog. Damage is no error: the report names it.
-pub fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Report>, Failure> {
+fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Report>, Failure> {
     let name = path.display().to_string();
     if let Some(bucket) = bucket {
         let mut buckets = object::Buckets::default();

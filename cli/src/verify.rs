@@ -1,12 +1,11 @@
 //! `tidelog verify`: every byte checked.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use crate::Failure;
-use crate::look::{Depth, Show, look};
+use crate::look::{Depth, LookArgs, Show};
 
 /// Checks every byte of segments, manifests, objects or handles, and of the objects that handles and manifests name.
 ///
@@ -14,24 +13,14 @@ use crate::look::{Depth, Show, look};
 /// tell whether its end is missing: its directory can. A directory must not be open elsewhere; nothing in it is changed.
 #[derive(clap::Args, Debug)]
 pub struct VerifyArgs {
-    /// Prints JSON instead of text.
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The paths are names of objects in this bucket.
-    #[arg(long, value_name = "URL")]
-    pub(crate) bucket: Option<String>,
-    /// The files, or local directories of a changelog; - for handles from standard input.
-    #[arg(required = true, value_name = "PATH")]
-    pub(crate) paths: Vec<PathBuf>,
+    #[command(flatten)]
+    look: LookArgs,
 }
 
 pub fn run(args: VerifyArgs) -> Result<(), Failure> {
-    let mut reports = Vec::new();
-    for path in &args.paths {
-        reports.extend(look(path, args.bucket.as_deref(), Depth::Everything)?);
-    }
+    let reports = args.look.reports(Depth::Everything)?;
     let damaged = reports.iter().any(|report| report.is_damaged());
-    let output = if args.json {
+    let output = if args.look.json {
         let all: Vec<Value> = reports.iter().map(|report| report.to_json(Show::Verdict)).collect();
         format!("{:#}\n", json!({ "intact": !damaged, "verified": all }))
     } else {
