@@ -1,5 +1,7 @@
 //! The floor of the spill benches: an engine driven bare, with nothing to write but the same buffers again.
 
+#![allow(dead_code, reason = "each bench that compares with it uses a part of it")]
+
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
