@@ -1,7 +1,7 @@
 //! Runs uploads and requests on the stores for callers that are not async, and tells them by callback how each ended.
 //!
 //! What is sent where and when is decided by [`ObjectMachine`](crate::multipart::ObjectMachine) and
-//! [`Policy`](crate::hedge::Policy); this carries it out: requests, their time limits and ends, timers, the bytes until
+//! [`Policy`]; this carries it out: requests, their time limits and ends, timers, the bytes until
 //! nobody needs them. Which object is written when, and how many bytes may wait, is the business of the caller, who counts
 //! the bytes that were put until `done` is called for them.
 //!

@@ -2,7 +2,7 @@
 //!
 //! Pure: [`ObjectMachine::step`] takes an event and the time, and appends what is to be done. Who runs the requests, and
 //! where the bytes are, is known to the driver; which bucket is healthy, when a request is late and whether it may be
-//! raced to [`Policy`](crate::hedge::Policy). What the bytes mean is nobody's business here.
+//! raced to [`Policy`]. What the bytes mean is nobody's business here.
 //!
 //! The bytes of an object are cut into chunks; what is sent as one is a *unit*: a chunk, or all of them where the home
 //! bucket takes no parts. Each unit has a *slot* in an *upload*. An upload is a multipart upload, or *direct*: its units are

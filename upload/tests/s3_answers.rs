@@ -386,7 +386,7 @@ fn expired_credentials_are_renewed_once() {
 fn a_wrong_clock_is_corrected_once() {
     with_environment("a_wrong_clock_is_corrected_once", true, || {
         let refused = status(403, "RequestTimeTooSkewed")
-            .replace("Connection", "Date: Mon, 01 Jan 2035 10:00:00 GMT\r\nConnection");
+            .replace("Connection", "Date: Mon, 01 Jan 2035 10:30:00 GMT\r\nConnection");
         let tag = ok(&["ETag: \"t\""], "");
         let server = Server::start(&[refused.clone(), tag.clone(), tag]);
         let store = server.store("");
