@@ -33,6 +33,7 @@ mod recovered;
 mod recovery;
 mod retention;
 mod spill;
+mod sweep;
 mod types;
 mod uploader;
 #[doc(hidden)]
@@ -55,6 +56,7 @@ pub use options::{
 pub use piece::Piece;
 pub use reader::{Change, ChangelogReader, ReadStats};
 pub use recovered::RecoveredLog;
+pub use sweep::{Stray, StrayKind, SweepError, Sweeper};
 pub use tidelog_io::disk::EngineInfo;
 pub use types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 pub use writer::{ChangelogWriter, PersistFuture, Room, SyncFuture, WriterControl};

@@ -279,7 +279,7 @@ fn what_a_crash_leaves_in_any_bucket_is_swept_at_the_next_open() {
         assert!(synced.wait_timeout(Duration::ZERO).is_ok());
         // The process dies in the middle of its upload.
         machine.stores.iter().for_each(|store| store.die_after(crash_after));
-        let _ = writer.persist_durably(ZERO);
+        drop(writer.persist_durably(ZERO));
         machine.pass(&changelog, SECOND);
         machine.world.kill(1);
         drop(writer);
