@@ -42,6 +42,8 @@ pub struct Policy {
     refused_connection: bool,
     freed: bool,
     meter: Meter,
+    /// By bucket, whether its requests tell how far they have come.
+    progress_seen: Vec<bool>,
     stats: PolicyStats,
 }
 
@@ -106,7 +108,6 @@ struct Meter {
     at: Option<Instant>,
     /// Since when bytes have been going out.
     since: Option<Instant>,
-    progress_seen: bool,
 }
 
 impl Policy {
@@ -137,7 +138,8 @@ impl Policy {
             hedges: 0,
             refused_connection: false,
             freed: false,
-            meter: Meter { bytes: 0.0, at: None, since: None, progress_seen: false },
+            meter: Meter { bytes: 0.0, at: None, since: None },
+            progress_seen: vec![false; buckets.len()],
             stats: PolicyStats::default(),
             options,
             buckets,
@@ -364,26 +366,31 @@ impl Policy {
     }
 
     /// Bytes went out.
-    pub(crate) fn sent(&mut self, bytes: u64, progress: bool, now: Instant) {
-        self.meter.progress_seen |= progress;
+    pub(crate) fn sent(&mut self, bytes: u64, now: Instant) {
         self.meter.add(bytes, now);
     }
 
-    /// Whether it is known how far requests have come.
-    pub(crate) fn progress_seen(&self) -> bool {
-        self.meter.progress_seen
+    /// A request in this bucket has come so much further.
+    pub(crate) fn progressed(&mut self, bucket: BucketIndex, bytes: u64, now: Instant) {
+        self.progress_seen[bucket.0] = true;
+        self.meter.add(bytes, now);
+    }
+
+    /// Whether it is known how far requests in this bucket have come.
+    pub(crate) fn progress_seen(&self, bucket: BucketIndex) -> bool {
+        self.progress_seen[bucket.0]
     }
 
     /// Whether the interface is what holds a request up that has sent `acknowledged` bytes in `age`: it is busy, and the
     /// request keeps up with the others. How far it has come may be unknown.
-    pub(crate) fn interface_busy(&self, acknowledged: u64, age: Duration, now: Instant) -> bool {
+    pub(crate) fn interface_busy(&self, acknowledged: Option<u64>, age: Duration, now: Instant) -> bool {
         let Some(nic) = self.options.nic_bytes_per_second else { return false };
         let rate = self.meter.rate(now);
         if rate < self.options.hedging.nic_share * nic as f64 {
             return false;
         }
         let mean = rate / (self.primaries + self.hedges).max(1) as f64;
-        !self.meter.progress_seen || acknowledged as f64 >= 0.5 * mean * age.as_secs_f64()
+        acknowledged.is_none_or(|bytes| bytes as f64 >= 0.5 * mean * age.as_secs_f64())
     }
 
     fn move_expectation(&mut self, bucket: BucketIndex, work: Work, long: bool, late: bool) {

@@ -23,6 +23,7 @@ mod pending;
 mod s3;
 pub mod sim;
 pub mod store;
+mod wire;
 mod writers;
 
 pub use driver::{
@@ -36,3 +37,4 @@ pub use store::{
     Outcome, Parts, Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
 };
 pub use tokio::runtime::Handle as RuntimeHandle;
+pub use wire::Wire;

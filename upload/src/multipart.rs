@@ -258,7 +258,8 @@ impl ObjectMachine {
             }
             Event::Progress { attempt, acknowledged } => {
                 if let Some(attempt) = self.attempts.get_mut(&attempt) {
-                    cx.policy.sent(acknowledged.saturating_sub(attempt.acknowledged), true, now);
+                    let further = acknowledged.saturating_sub(attempt.acknowledged);
+                    cx.policy.progressed(attempt.bucket, further, now);
                     attempt.acknowledged = attempt.acknowledged.max(acknowledged);
                 }
                 // Reports on other requests may follow, and only together they tell which of them is late.

@@ -66,6 +66,11 @@ impl UploadOptions {
         };
         connections.max(1)
     }
+
+    /// Whether anything is decided by how far requests have come.
+    pub(crate) fn heeds_progress(&self) -> bool {
+        self.hedging.progress_check || self.nic_bytes_per_second.is_some()
+    }
 }
 
 /// When a request is late, what may be done about it, and which buckets are avoided.
@@ -100,7 +105,8 @@ pub struct HedgeOptions {
     pub second_chance_max: u32,
     /// No race while the interface is busier than this share and the part keeps up with the others.
     pub nic_share: f64,
-    /// Race at once where less than half of a part was acknowledged in the time that should have sent 1.6 of it.
+    /// Race at once where a connection has taken less than half of a part in the time that should have sent 1.6 of it.
+    /// Only in buckets whose store can tell, see [`Wire::took`](crate::Wire::took).
     pub progress_check: bool,
     /// The first pause after a refusal; doubled each time, ± 50 %.
     pub backoff_start: Duration,

@@ -32,7 +32,7 @@ use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use bytes::{Bytes, BytesMut};
 
 use self::address::{Address, Refusal};
-use self::body::Proof;
+use self::body::{Proof, Retirement};
 use self::client::ClientMaker;
 use self::errors::{Failure, Repair};
 use crate::store::{
@@ -275,6 +275,7 @@ impl Store for S3 {
                         .set_storage_class(address.storage_class.as_deref().map(Into::into))
                         .customize()
                         .interceptor(proof.payload.clone())
+                        .interceptor(Retirement::of(&body))
                         .send()
                 })
                 .await?;
@@ -329,6 +330,7 @@ impl Store for S3 {
                         .set_content_md5(proof.md5.clone())
                         .customize()
                         .interceptor(proof.payload.clone())
+                        .interceptor(Retirement::of(&body))
                         .send()
                 })
                 .await?;

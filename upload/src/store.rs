@@ -14,6 +14,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
+use crate::wire::Wire;
+
 /// A boxed future that may move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -43,7 +45,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// What the bucket takes.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Writes a whole object in one request. Returns its entity tag, empty if the store has none.
+    /// Writes a whole object in one request. Returns its entity tag, empty if the store has none. What is known of the
+    /// connection goes to the body's [`wire`](Body::wire).
     ///
     /// # Errors
     /// A refused name, or whatever the store says.
@@ -60,7 +63,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// A refused name, or whatever the store says.
     fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>>;
 
-    /// Sends one part, numbered from 1.
+    /// Sends one part, numbered from 1. What is known of the connection goes to the body's [`wire`](Body::wire).
     ///
     /// # Errors
     /// [`NoSuchUpload`](StoreErrorKind::NoSuchUpload), or whatever the store says.
@@ -175,19 +178,34 @@ pub enum Lane {
 
 /// Bytes to be sent: slices that are never copied, and can be sent again.
 #[derive(Clone, Debug, Default)]
-pub struct Body(Arc<[Bytes]>);
+pub struct Body {
+    slices: Arc<[Bytes]>,
+    wire: Wire,
+}
 
 impl Body {
     /// The concatenation of `slices`.
     #[must_use]
     pub fn new(slices: Vec<Bytes>) -> Body {
-        Body(slices.into())
+        Body { slices: slices.into(), wire: Wire::default() }
+    }
+
+    /// The same bytes for a request of its own, whose connection is told of by `wire`.
+    #[must_use]
+    pub fn with_wire(&self, wire: Wire) -> Body {
+        Body { slices: Arc::clone(&self.slices), wire }
+    }
+
+    /// What the store tells of the connection that takes the bytes. Clones share it.
+    #[must_use]
+    pub fn wire(&self) -> &Wire {
+        &self.wire
     }
 
     /// The length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.0.iter().map(|slice| slice.len() as u64).sum()
+        self.slices.iter().map(|slice| slice.len() as u64).sum()
     }
 
     /// Whether there is nothing to send.
@@ -199,7 +217,7 @@ impl Body {
     /// The slices in order.
     #[must_use]
     pub fn slices(&self) -> &[Bytes] {
-        &self.0
+        &self.slices
     }
 }
 

@@ -9,6 +9,7 @@ use std::future::Future;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -417,6 +418,77 @@ fn no_credentials_at_all_is_an_error_of_its_own() {
         let error = put(&*store).unwrap_err();
         assert_eq!(*error.kind(), StoreErrorKind::Credentials, "{error}");
         assert!(error.to_string().contains("region"), "{error}");
+    });
+}
+
+/// A store whose server takes every PUT and keeps its connections open, and the number of these.
+fn lasting_connections() -> (Arc<dyn Store>, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("s3://bucket?endpoint=http://{}&anonymous=true", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            counted.fetch_add(1, Ordering::Relaxed);
+            thread::spawn(move || {
+                let answer = ok(&["ETag: \"t\""], "").replace("Connection: close\r\n", "");
+                while read_request(&mut stream).is_some_and(|request| !request.line.is_empty())
+                    && stream.write_all(answer.as_bytes()).is_ok()
+                {}
+            });
+        }
+    });
+    (open_store(&url).unwrap(), connections)
+}
+
+#[test]
+fn a_retired_connection_is_not_used_again_and_another_is() {
+    const PUTS: usize = 10;
+    for retired in [false, true] {
+        let (store, connections) = lasting_connections();
+        run(async {
+            for _ in 0..PUTS {
+                let body = body();
+                store.put("a", body.clone(), Lane::Primary).await.unwrap();
+                assert_eq!(body.wire().taken_bytes(), Some(body.len()));
+                if retired {
+                    body.wire().retire();
+                }
+            }
+        });
+        let connections = connections.load(Ordering::Relaxed);
+        // A connection comes back a little after its answer: some requests may open one more.
+        assert!(if retired { connections == PUTS } else { connections < PUTS }, "{retired}: {connections}");
+    }
+}
+
+#[test]
+fn a_body_that_the_server_does_not_read_stays_and_its_connection_closes_when_it_is_given_up() {
+    const BYTES: u64 = 64 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("s3://bucket?endpoint=http://{}&anonymous=true", listener.local_addr().unwrap());
+    let store = open_store(&format!("{url}&checksum=none")).unwrap();
+    let body = Body::new(vec![Bytes::from(vec![7; BYTES as usize])]);
+    let wire = body.wire().clone();
+    run(async {
+        let request = tokio::spawn(async move { store.put("a", body, Lane::Primary).await });
+        let accepted = tokio::task::spawn_blocking(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 16]).unwrap();
+            stream
+        });
+        let mut stream = accepted.await.unwrap();
+        while wire.taken_bytes().is_none_or(|bytes| bytes == 0) {
+            tokio::task::yield_now().await;
+        }
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+        let read = tokio::task::spawn_blocking(move || std::io::copy(&mut stream, &mut std::io::sink()));
+        // A reset is an end too.
+        let read = read.await.unwrap().unwrap_or(0);
+        let taken = wire.taken_bytes().unwrap();
+        assert!(read < BYTES && taken < BYTES, "{read} read, {taken} taken");
     });
 }
 

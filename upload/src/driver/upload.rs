@@ -12,7 +12,7 @@ mod call;
 mod held;
 mod inbox;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,6 +32,7 @@ use crate::bucket::BucketIndex;
 use crate::chunk::Chunker;
 use crate::multipart::{Action, AttemptId, Event, ObjectMachine, Placement, Request};
 use crate::store::{Body, Lane, Operation, StoreError, StoreErrorKind};
+use crate::wire::Wire;
 
 /// An object being written, see [`Driver::upload`](super::Driver::upload). Dropping it aborts the upload.
 #[derive(Debug)]
@@ -122,7 +123,7 @@ pub(super) fn start(core: &Arc<Core>, name: &str, deadline: Option<Instant>) -> 
         uncut: VecDeque::new(),
         chunks: HashMap::new(),
         chunks_cut: 0,
-        requests: HashMap::new(),
+        requests: BTreeMap::new(),
         failure: None,
         outcome: None,
         leftovers: None,
@@ -132,6 +133,13 @@ pub(super) fn start(core: &Arc<Core>, name: &str, deadline: Option<Instant>) -> 
     };
     core.executor.spawn(object.run().instrument(span));
     ObjectUpload { core: Arc::clone(core), inbox, name: name.to_owned(), ended: false }
+}
+
+/// A request of an object, seen from outside.
+#[derive(Clone, Default)]
+struct Underway {
+    cancel: Cancel,
+    wire: Wire,
 }
 
 /// The task of an object.
@@ -151,8 +159,8 @@ struct Object {
     /// The chunks not released.
     chunks: HashMap<u32, Arc<Chunk>>,
     chunks_cut: u32,
-    /// Those under way.
-    requests: HashMap<AttemptId, Cancel>,
+    /// Those whose end the machine has not heard of.
+    requests: BTreeMap<AttemptId, Underway>,
     /// What ended the object on this side of the machine.
     failure: Option<StoreError>,
     outcome: Option<Result<Placement, StoreError>>,
@@ -205,10 +213,14 @@ impl Object {
                 self.tell();
             }
             Input::Step(event) => {
-                if let Event::Ended { attempt, .. } = &event {
-                    self.requests.remove(attempt);
-                }
+                let ended = match &event {
+                    Event::Ended { attempt, .. } => Some(*attempt),
+                    _ => None,
+                };
                 self.step(event);
+                if let Some(attempt) = ended {
+                    self.requests.remove(&attempt);
+                }
             }
         }
     }
@@ -269,6 +281,14 @@ impl Object {
         let now = self.core.timers.now();
         let connections_freed = {
             let mut policy = self.core.policy();
+            if self.core.options.heeds_progress() {
+                for (attempt, request) in &self.requests {
+                    if let Some(acknowledged) = request.wire.taken_bytes() {
+                        let progress = Event::Progress { attempt: *attempt, acknowledged };
+                        self.machine.step(progress, now, &mut policy, &mut actions);
+                    }
+                }
+            }
             self.machine.step(event, now, &mut policy, &mut actions);
             policy.connections_freed()
         };
@@ -288,12 +308,16 @@ impl Object {
                 self.start(attempt, bucket, name, request, lane, timeout);
             }
             Action::Cancel { attempt } => {
-                if let Some(cancel) = self.requests.get(&attempt) {
-                    cancel.cancel();
+                if let Some(request) = self.requests.get(&attempt) {
+                    request.cancel.cancel();
                 }
             }
-            // Stores keep their connections to themselves: one that is slow is closed only when it is cancelled.
-            Action::Stored { .. } | Action::Retire { .. } => {}
+            Action::Retire { attempt } => {
+                if let Some(request) = self.requests.get(&attempt) {
+                    request.wire.retire();
+                }
+            }
+            Action::Stored { .. } => {}
             Action::Release { chunk } => {
                 if let Some(chunk) = self.chunks.remove(&chunk) {
                     chunk.release();
@@ -359,8 +383,7 @@ impl Object {
     ) {
         let core = Arc::clone(&self.core);
         let inbox = Arc::clone(&self.inbox);
-        let cancel = Cancel::default();
-        self.requests.insert(attempt, cancel.clone());
+        let Underway { cancel, wire } = self.requests.entry(attempt).or_default().clone();
         let held: Option<Vec<Arc<Chunk>>> =
             chunks_of(&request).map(|chunk| self.chunks.get(&chunk).map(Arc::clone)).collect();
         let operation = operation_of(&request);
@@ -380,7 +403,7 @@ impl Object {
             ?lane,
         );
         let task = async move {
-            let body = body_of(&held);
+            let body = body_of(&held).with_wire(wire);
             let what = What { bucket, operation, name: &name, bytes: body.len() };
             let future = call(Arc::clone(core.store(bucket)), name.clone(), request, body, lane);
             let outcome = core.attempt(what, lane, timeout, cancel, future).await;
@@ -413,8 +436,8 @@ impl Drop for Object {
     fn drop(&mut self) {
         self.core.uploads().remove(&self.number);
         self.inbox.close();
-        for cancel in self.requests.values() {
-            cancel.cancel();
+        for request in self.requests.values() {
+            request.cancel.cancel();
         }
     }
 }

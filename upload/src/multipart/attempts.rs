@@ -187,7 +187,8 @@ impl ObjectMachine {
         }
         let age = cx.now.saturating_duration_since(since);
         let again = cx.now + (delay / 2).max(Duration::from_millis(1));
-        let acknowledged = self.flying(unit).map(|attempt| attempt.acknowledged).max().unwrap_or(0);
+        let telling = self.flying(unit).filter(|attempt| cx.policy.progress_seen(attempt.bucket));
+        let acknowledged = telling.map(|attempt| attempt.acknowledged).max();
         let look_at = if cx.policy.interface_busy(acknowledged, age, cx.now) {
             Some(again)
         } else if side {
@@ -224,10 +225,10 @@ impl ObjectMachine {
 
     /// When an attempt is found out that has sent less than half of what it should have, if it is still so.
     fn lagging(&self, unit: usize, bytes: u64, cx: &Context) -> Option<Instant> {
-        if !cx.policy.options().hedging.progress_check || !cx.policy.progress_seen() {
+        let attempt = self.flying(unit).next()?;
+        if !cx.policy.options().hedging.progress_check || !cx.policy.progress_seen(attempt.bucket) {
             return None;
         }
-        let attempt = self.flying(unit).next()?;
         let sending = cx.policy.sending(attempt.bucket, bytes);
         // Of a small body nothing is acknowledged before all of it is.
         if sending < cx.policy.options().hedging.delay_min {
@@ -391,7 +392,7 @@ impl ObjectMachine {
             Ok(Answer::Tag(tag)) => {
                 if !attempt.cancelled {
                     let bytes = self.units[unit].bytes;
-                    cx.policy.sent(bytes.saturating_sub(attempt.acknowledged), false, cx.now);
+                    cx.policy.sent(bytes.saturating_sub(attempt.acknowledged), cx.now);
                     cx.policy.judge(attempt.bucket, Verdict::Good, cx.now);
                     let expected = cx.policy.expected(attempt.bucket, attempt.work);
                     let slow = expected.mul_f64(cx.policy.options().hedging.slow_connection);

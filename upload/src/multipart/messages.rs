@@ -34,7 +34,8 @@ pub enum Event {
         /// How. After a [`Action::Cancel`]: [`Cancelled`](crate::store::StoreErrorKind::Cancelled), or what came first.
         outcome: Result<Answer, StoreError>,
     },
-    /// So many bytes of a request's body were acknowledged by the other side. Acted upon at the next other event.
+    /// So many bytes of a request's body are on their way for all that is known: acknowledged by the other side, or taken
+    /// by the connection ([`Wire::took`](crate::Wire::took)). Acted upon at the next other event.
     Progress {
         /// Which.
         attempt: AttemptId,

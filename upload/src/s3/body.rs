@@ -1,6 +1,7 @@
-//! What is sent: slices as an HTTP body that can be sent again, and the checksum that goes with it.
+//! What is sent: slices as an HTTP body that can be sent again, the checksum that goes with it, and what is seen of the
+//! connection that takes it.
 //!
-//! The slices are handed to the connection as they are; neither here nor in the SDK are they copied.
+//! The slices are handed to the connection piece by piece as they are; neither here nor in the SDK are they copied.
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
@@ -8,10 +9,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use aws_runtime::auth::PayloadSigningOverride;
-use aws_sdk_s3::config::interceptors::BeforeTransmitInterceptorContextMut;
+use aws_sdk_s3::config::interceptors::{
+    BeforeTransmitInterceptorContextMut, BeforeTransmitInterceptorContextRef,
+};
 use aws_sdk_s3::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_s3::error::BoxError;
 use aws_sdk_s3::primitives::{ByteStream, SdkBody};
+use aws_smithy_runtime_api::client::connection::CaptureSmithyConnection;
 use aws_smithy_types::base64;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
@@ -19,9 +23,14 @@ use md5::{Digest, Md5};
 use ring::digest::{Context as Sha256, SHA256};
 
 use crate::store::Body;
+use crate::wire::Wire;
 
 /// How many bytes are hashed before other requests of the thread get their turn: about 0.2 ms.
 const HASH_BYTES_AT_ONCE: usize = 256 << 10;
+
+/// The most bytes that a connection is given at once, so that what it has taken says how fast it is. hyper asks for more
+/// while it has less than about 400 KiB to write.
+const FRAME_BYTES_MAX: usize = 128 << 10;
 
 /// How the store is to find out that a body arrived damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,12 +45,13 @@ pub(crate) enum Checksum {
     None,
 }
 
-/// A body as the SDK takes it. Every attempt to send it starts from the first slice.
+/// A body as the SDK takes it. Every attempt to send it starts from the first slice, and tells the wire how far it is.
 pub(crate) fn stream(body: &Body) -> ByteStream {
     let body = body.clone();
     ByteStream::new(SdkBody::retryable(move || {
+        body.wire().took(0);
         let left = body.len();
-        SdkBody::from_body_1_x(Slices { body: body.clone(), next: 0, left })
+        SdkBody::from_body_1_x(Slices { body: body.clone(), next: 0, taken: 0, left })
     }))
 }
 
@@ -49,6 +59,8 @@ struct Slices {
     body: Body,
     /// The index of the next slice.
     next: usize,
+    /// How many bytes of it are taken.
+    taken: usize,
     /// The bytes from there on.
     left: u64,
 }
@@ -63,11 +75,16 @@ impl http_body::Body for Slices {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
         while let Some(slice) = this.body.slices().get(this.next) {
-            this.next += 1;
-            if !slice.is_empty() {
-                this.left -= slice.len() as u64;
-                return Poll::Ready(Some(Ok(Frame::data(slice.clone()))));
+            let end = slice.len().min(this.taken + FRAME_BYTES_MAX);
+            let frame = slice.slice(this.taken..end);
+            this.taken = end;
+            if frame.is_empty() {
+                (this.next, this.taken) = (this.next + 1, 0);
+                continue;
             }
+            this.left -= frame.len() as u64;
+            this.body.wire().took(this.body.len() - this.left);
+            return Poll::Ready(Some(Ok(Frame::data(frame))));
         }
         Poll::Ready(None)
     }
@@ -134,6 +151,39 @@ impl Intercept for Payload {
     }
 }
 
+/// Lets the wire of a body close the connection that took it.
+#[derive(Debug)]
+pub(crate) struct Retirement(Wire);
+
+impl Retirement {
+    pub(crate) fn of(body: &Body) -> Retirement {
+        Retirement(body.wire().clone())
+    }
+}
+
+impl Intercept for Retirement {
+    fn name(&self) -> &'static str {
+        "tidelog-retirement"
+    }
+
+    fn read_before_transmit(
+        &self,
+        _: &BeforeTransmitInterceptorContextRef<'_>,
+        _: &RuntimeComponents,
+        config: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        // The SDK has it made by each of its operations, for what it closes by itself.
+        if let Some(connection) = config.load::<CaptureSmithyConnection>().cloned() {
+            self.0.on_retire(move || {
+                if let Some(connection) = connection.get() {
+                    connection.poison();
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |value: u8| char::from(DIGITS[usize::from(value)]);
@@ -159,21 +209,45 @@ mod tests {
 
     #[test]
     fn a_body_is_sent_again_from_its_start_and_never_copied() {
-        let slices = vec![Bytes::from(vec![1; 100]), Bytes::new(), Bytes::from(vec![2; 7])];
+        let slices = vec![
+            Bytes::from(vec![1; 100]),
+            Bytes::new(),
+            Bytes::from(vec![2; 2 * FRAME_BYTES_MAX]),
+            Bytes::from(vec![3; FRAME_BYTES_MAX + 7]),
+        ];
         let body = Body::new(slices.clone());
         let sent = stream(&body).into_inner();
-        assert_eq!(sent.content_length(), Some(107));
+        assert_eq!(sent.content_length(), Some(body.len()));
         let again = sent.try_clone().expect("replayable");
         runtime().block_on(async {
             for attempt in [sent, again] {
                 let found = frames(attempt).await;
-                let pointers = |slices: &[Bytes]| -> Vec<_> {
-                    slices.iter().filter(|slice| !slice.is_empty()).map(|slice| slice.as_ptr()).collect()
-                };
                 assert_eq!(found.concat(), slices.concat());
-                assert_eq!(pointers(&found), pointers(&slices));
+                let pieces = |slice: &Bytes| {
+                    slice.chunks(FRAME_BYTES_MAX).map(|piece| piece.as_ptr()).collect::<Vec<_>>()
+                };
+                let pointers: Vec<_> = found.iter().map(|frame| frame.as_ptr()).collect();
+                assert_eq!(pointers, slices.iter().flat_map(pieces).collect::<Vec<_>>());
             }
         });
+    }
+
+    #[test]
+    fn the_wire_tells_how_much_was_taken_by_the_attempt_under_way() {
+        let body = Body::new(vec![Bytes::from(vec![1; FRAME_BYTES_MAX + 1]), Bytes::from(vec![2; 7])]);
+        assert_eq!(body.wire().taken_bytes(), None);
+        let sent = stream(&body).into_inner();
+        runtime().block_on(async {
+            for attempt in [sent.try_clone().expect("replayable"), sent] {
+                let mut stream = ByteStream::new(attempt);
+                let mut taken = vec![];
+                while stream.try_next().await.unwrap().is_some() {
+                    taken.push(body.wire().taken_bytes().unwrap() as usize);
+                }
+                assert_eq!(taken, [FRAME_BYTES_MAX, FRAME_BYTES_MAX + 1, FRAME_BYTES_MAX + 8]);
+            }
+        });
+        assert_eq!(body.with_wire(Wire::default()).wire().taken_bytes(), None);
     }
 
     #[test]

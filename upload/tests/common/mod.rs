@@ -15,7 +15,7 @@ use tidelog_upload::sim::SimStore;
 use tidelog_upload::store::{ListedObject, ListedPart, ListedUpload, UploadedPart};
 use tidelog_upload::{
     Body, BoxFuture, Capabilities, Driver, EntityTag, HedgeOptions, Lane, ObjectUpload, Operation, Pending,
-    Store, StoreError, UploadId, UploadOptions, UploadRef, channel,
+    Store, StoreError, UploadId, UploadOptions, UploadRef, Wire, channel,
 };
 
 pub type Outcome<T> = Pending<Result<T, StoreError>>;
@@ -146,6 +146,8 @@ pub struct Trapped {
 struct Shared {
     choice: Mutex<Choice>,
     gate: Mutex<(bool, Vec<Waker>)>,
+    taken_bytes: Mutex<Option<u64>>,
+    retired: AtomicU64,
 }
 
 impl Trapped {
@@ -154,8 +156,33 @@ impl Trapped {
         inner: SimStore,
         choice: impl FnMut(Operation, &str, Lane) -> Option<Trap> + Send + 'static,
     ) -> Trapped {
-        let shared = Shared { choice: Mutex::new(Box::new(choice)), gate: Mutex::default() };
+        let shared = Shared {
+            choice: Mutex::new(Box::new(choice)),
+            gate: Mutex::default(),
+            taken_bytes: Mutex::default(),
+            retired: AtomicU64::new(0),
+        };
         Trapped { inner, shared: Arc::new(shared) }
+    }
+
+    /// Says of the connections of further requests that they have taken so much.
+    pub fn take(&self, bytes: u64) {
+        *self.shared.taken_bytes.lock().unwrap() = Some(bytes);
+    }
+
+    /// How many connections were to be closed.
+    pub fn retired(&self) -> u64 {
+        self.shared.retired.load(Ordering::Relaxed)
+    }
+
+    fn connect(&self, wire: &Wire) {
+        if let Some(bytes) = *self.shared.taken_bytes.lock().unwrap() {
+            wire.took(bytes);
+        }
+        let shared = Arc::clone(&self.shared);
+        wire.on_retire(move || {
+            shared.retired.fetch_add(1, Ordering::Relaxed);
+        });
     }
 
     /// Lets through whoever waits at the gate.
@@ -221,6 +248,7 @@ impl Store for Trapped {
         body: Body,
         lane: Lane,
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        self.connect(body.wire());
         self.guard(Operation::Put, name, lane, self.inner.put(name, body, lane))
     }
 
@@ -235,6 +263,7 @@ impl Store for Trapped {
         body: Body,
         lane: Lane,
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        self.connect(body.wire());
         self.guard(Operation::PutPart, upload.name, lane, self.inner.put_part(upload, number, body, lane))
     }
 

@@ -399,6 +399,32 @@ fn the_progress_check_finds_a_slow_part_before_d() {
 }
 
 #[test]
+fn where_a_bucket_does_not_tell_of_progress_nothing_is_found_lagging() {
+    let mut options = UploadOptions::default();
+    options.hedging.progress_check = true;
+    let mut h = Harness::new(&four(), options, 3);
+    h.object(&[CHUNK, 1000]);
+    let telling = h.created();
+    let part = h.find(is_part)[0];
+    h.event(Event::Progress { attempt: part, acknowledged: CHUNK });
+    // That bucket is left alone for a while.
+    h.err(part, StoreErrorKind::Interrupted);
+    while h.settled.is_none() {
+        h.all_ok(|_| true);
+        h.pass(Duration::from_millis(1));
+    }
+    let mut h = h.again();
+    h.object(&[CHUNK, 1000]);
+    let start = h.now;
+    assert_ne!(h.created(), telling);
+    h.all_ok(|f| matches!(f.request, Request::Part { chunk: 1, .. }));
+    while h.find(is_put).is_empty() {
+        h.pass(Duration::from_millis(1));
+    }
+    assert!((h.now - start).as_millis() > 300, "{:?}", h.now - start);
+}
+
+#[test]
 fn a_bucket_that_opens_loses_its_units_into_one_upload_elsewhere() {
     let mut h = Harness::new(&four(), UploadOptions::default(), 3);
     h.event(Event::Chunk { bytes: CHUNK, last: false });
