@@ -1,0 +1,225 @@
+//! The other processes of the bench: the server, and clients whose memory and CPU time are measured.
+
+use std::fmt;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tidelog::{Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, Options, SequenceNumber, UploadOptions};
+use tidelog_testing::{ACCESS_KEY, SECRET_KEY};
+use tidelog_upload::{Body, Lane, UploadRef, UploadedPart};
+
+use crate::common::cpu_time;
+
+/// The memory budget of the changelogs here, the default.
+pub const MEMORY_BYTES: usize = 256 << 20;
+const VALUE_LEN: usize = 256;
+const CHILD: &str = "--child";
+
+/// What a measured client does.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Role {
+    /// Sends ready-made parts, as many at a time as the changelog would.
+    Bare,
+    /// Appends changes and persists them.
+    Changelog,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Bare => "bare",
+            Role::Changelog => "tidelog",
+        })
+    }
+}
+
+/// What a measured client tells.
+pub struct Report {
+    pub seconds: f64,
+    pub cpu_seconds: f64,
+    pub peak_bytes: u64,
+}
+
+/// Runs this program again with the test server's credentials in its environment, unless they are there.
+pub fn ensure_credentials() {
+    if std::env::var_os("AWS_ACCESS_KEY_ID").is_some_and(|key| key == ACCESS_KEY) {
+        return;
+    }
+    let status = this_program().args(std::env::args_os().skip(1)).status().expect("a process can be started");
+    std::process::exit(status.code().unwrap_or(1));
+}
+
+fn this_program() -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a program knows its file"));
+    command
+        .env("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+        .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .env("AWS_CONFIG_FILE", "/dev/null")
+        .env("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        .env_remove("AWS_SESSION_TOKEN")
+        .env_remove("AWS_PROFILE")
+        .env_remove("AWS_ENDPOINT_URL");
+    command
+}
+
+/// The server as a process of its own; it ends with this value.
+pub struct Server {
+    process: Child,
+    endpoint: String,
+}
+
+impl Server {
+    /// Keeps its objects in `folder`.
+    pub fn start(folder: &Path) -> Server {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_s3-server"))
+            // Tags by MD5 would take more of the cores than all else.
+            .args(["--random-tags", "--dir"])
+            .arg(folder)
+            .arg("bucket")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the server can be started");
+        let mut endpoint = String::new();
+        let out = process.stdout.take().expect("piped");
+        BufReader::new(out).read_line(&mut endpoint).expect("the server says where it is");
+        Server { process, endpoint: endpoint.trim().to_owned() }
+    }
+
+    pub fn url(&self) -> String {
+        bucket_url("bucket", &self.endpoint)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+pub fn bucket_url(bucket: &str, endpoint: &str) -> String {
+    format!("s3://{bucket}/state?endpoint={endpoint}&region=us-east-1&sparse=true")
+}
+
+/// The options of a changelog that holds an increment of `bytes`.
+pub fn options(url: &str, local: &Path, bytes: u64) -> Options {
+    // Headers and tables come on top of the values, and what was sent goes only when all is complete.
+    let room = bytes + bytes / 2 + (512 << 20);
+    crate::base(url, local).memory_bytes(MEMORY_BYTES).local_bytes(room)
+}
+
+/// Appends at least `bytes` of values; how many it were.
+pub fn fill(writer: &mut ChangelogWriter, bytes: u64) -> u64 {
+    let mut value = [0x5a; VALUE_LEN];
+    let count = bytes.div_ceil(VALUE_LEN as u64);
+    for index in 0..count {
+        value[..8].copy_from_slice(&index.to_le_bytes());
+        writer.append(KeyGroup((index.wrapping_mul(0x9e37_79b9) >> 7 & 127) as u16), &value).expect("room");
+    }
+    count * VALUE_LEN as u64
+}
+
+/// Runs a client and waits for what it tells.
+pub fn measure(role: Role, url: &str, local: &Path, bytes: u64) -> Report {
+    let output = this_program()
+        .args([CHILD, &role.to_string(), url])
+        .arg(local)
+        .arg(bytes.to_string())
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("a process can be started");
+    assert!(output.status.success(), "the {role} client failed");
+    let said = String::from_utf8(output.stdout).expect("numbers");
+    let numbers: Vec<f64> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
+    Report { seconds: numbers[0], cpu_seconds: numbers[1], peak_bytes: numbers[2] as u64 }
+}
+
+pub fn is_child() -> bool {
+    std::env::args().nth(1).is_some_and(|argument| argument == CHILD)
+}
+
+pub fn run_child() {
+    let arguments: Vec<String> = std::env::args().skip(2).collect();
+    let [role, url, local, bytes] = &arguments[..] else { panic!("four arguments") };
+    let bytes = bytes.parse().expect("a number");
+    let cpu_before = cpu_time();
+    let spent = if *role == Role::Bare.to_string() {
+        bare(url, bytes)
+    } else {
+        changelog(url, local.as_ref(), bytes)
+    };
+    println!("{} {} {}", spent.as_secs_f64(), (cpu_time() - cpu_before).as_secs_f64(), peak_bytes());
+}
+
+fn changelog(url: &str, local: &Path, bytes: u64) -> Duration {
+    let changelog = Changelog::open(options(url, local, bytes)).expect("a changelog");
+    let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).expect("a writer");
+    let started_at = Instant::now();
+    fill(&mut writer, bytes);
+    let handle = writer.persist_durably(SequenceNumber::ZERO).wait().expect("a checkpoint");
+    let spent = started_at.elapsed();
+    assert_eq!(handle.extents().len(), 1, "one object holds the checkpoint");
+    writer.truncate(writer.next_sequence_number()).expect("what is persisted can be truncated");
+    drop(writer);
+    changelog.close(Duration::from_secs(60)).expect("a close");
+    spent
+}
+
+fn bare(url: &str, bytes: u64) -> Duration {
+    let options = UploadOptions::default();
+    let part = Bytes::from(vec![0x5a; options.part_bytes as usize]);
+    let parts = bytes.div_ceil(options.part_bytes) as u32;
+    let store = tidelog_upload::open_store(url).expect("a bucket");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("threads can be had");
+    let started_at = Instant::now();
+    runtime.block_on(async {
+        let name = "bare";
+        let id = store.create(name).await.expect("an upload");
+        let next = Arc::new(AtomicU32::new(1));
+        let tasks: Vec<_> = (0..options.connections())
+            .map(|_| {
+                let (store, next, id, part) = (store.clone(), next.clone(), id.clone(), part.clone());
+                tokio::spawn(async move {
+                    let mut sent = Vec::new();
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number > parts {
+                            return sent;
+                        }
+                        let upload = UploadRef { name, id: &id };
+                        let body = Body::new(vec![part.clone()]);
+                        let tag = store.put_part(upload, number, body, Lane::Primary).await.expect("a part");
+                        sent.push(UploadedPart { number, tag });
+                    }
+                })
+            })
+            .collect();
+        let mut sent = Vec::new();
+        for task in tasks {
+            sent.extend(task.await.expect("a task"));
+        }
+        sent.sort_by_key(|part| part.number);
+        store.complete(UploadRef { name, id: &id }, &sent).await.expect("an object");
+    });
+    let spent = started_at.elapsed();
+    runtime.block_on(store.delete("bare")).expect("a deletion");
+    spent
+}
+
+/// The most memory that this process has had so far.
+fn peak_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak");
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("a number") * 1024
+}
