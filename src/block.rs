@@ -3,7 +3,9 @@
 //! Owns the layout, its building in a caller's buffer, sealing and verified decoding. When a block is sealed, where it
 //! goes and what becomes of it is the spiller's and the segments' business. The byte layout is in docs/format.md.
 
-use crate::record::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Frames, SLOTS_MAX};
+use std::hash::Hasher;
+
+use crate::record::{FRAME_ALIGN_BYTES, FRAME_HEADER_BYTES, Frames, Header, SLOTS_MAX, frame_len};
 use crate::types::{LogId, SequenceNumber};
 pub use tidelog_io::segment::BlockPlace;
 use twox_hash::XxHash3_64;
@@ -40,6 +42,7 @@ mod at {
     pub const ENTRIES: usize = 68;
     pub const TOTAL_LEN: usize = 72;
     pub const ZERO_B: usize = 76;
+    pub const BODY_CHECKSUM: usize = 112;
     pub const CHECKSUM: usize = 120;
 }
 
@@ -140,10 +143,11 @@ impl LogEntry {
 ///
 /// 1. `BLOCK_HEADER_BYTES + frames + table ≤ capacity` at all times, so that [`finish`](BlockBuilder::finish) has room.
 /// 2. The same buffer is passed to every call between two `finish`.
-#[derive(Debug)]
+/// 3. `body` has hashed the frames so far, each run while it is in a cache.
 pub struct BlockBuilder {
     capacity_bytes: usize,
     frames_end: usize,
+    body: XxHash3_64,
     entries: Vec<LogEntry>,
 }
 
@@ -160,7 +164,12 @@ impl BlockBuilder {
                 && capacity_bytes <= BLOCK_BYTES_MAX,
             "a block has a whole number of pages, at most {BLOCK_BYTES_MAX} bytes"
         );
-        BlockBuilder { capacity_bytes, frames_end: BLOCK_HEADER_BYTES, entries: Vec::new() }
+        BlockBuilder {
+            capacity_bytes,
+            frames_end: BLOCK_HEADER_BYTES,
+            body: XxHash3_64::new(),
+            entries: Vec::new(),
+        }
     }
 
     /// The most that a block takes, in bytes.
@@ -227,43 +236,54 @@ impl BlockBuilder {
         self.entries[entry].count += changes;
     }
 
-    /// Copies `frames`, which are whole frames, behind those that are there.
-    ///
-    /// # Panics
-    /// If they do not fit.
-    #[inline]
-    pub fn push_frames(&mut self, buffer: &mut [u8], frames: &[u8]) {
-        self.reserve(buffer, frames.len()).copy_from_slice(frames);
-    }
-
-    /// Where the next frames go: [`room`](Self::room) bytes, to be written before [`advance`](Self::advance).
+    /// Copies as much of `frames` as there is [`room`](Self::room) for behind those that are there. It belongs to the block
+    /// only once it is [taken](Self::take). Returns how much that was, in bytes.
     ///
     /// # Panics
     /// If the buffer is smaller than the capacity.
     #[inline]
-    pub fn free<'a>(&self, buffer: &'a mut [u8]) -> &'a mut [u8] {
-        &mut buffer[self.frames_end..][..self.room()]
+    pub fn copy(&self, buffer: &mut [u8], frames: &[u8]) -> usize {
+        let len = frames.len().min(self.room());
+        buffer[self.frames_end..][..len].copy_from_slice(&frames[..len]);
+        len
     }
 
-    /// Takes in the first `len` bytes of what was [`free`](Self::free): whole frames, padding included.
+    /// Takes `frames` into the block: whole frames, padding included, the first bytes of those last
+    /// [copied](Self::copy).
     ///
     /// # Panics
-    /// If they do not fit, or `len` is no multiple of [`FRAME_ALIGN_BYTES`].
+    /// If they do not fit, or their length is no multiple of [`FRAME_ALIGN_BYTES`].
     #[inline]
-    pub fn advance(&mut self, len: usize) {
+    pub fn take(&mut self, frames: &[u8]) {
+        let len = frames.len();
         assert!(len <= self.room() && len.is_multiple_of(FRAME_ALIGN_BYTES), "frames must fit and be whole");
+        self.body.write(frames);
         self.frames_end += len;
     }
 
-    /// Claims the next `len` bytes of frames, for a caller that writes them in place: whole frames, padding included.
+    /// Copies and takes `frames`, which are whole frames.
     ///
     /// # Panics
-    /// If they do not fit, or `len` is no multiple of [`FRAME_ALIGN_BYTES`].
-    #[inline]
-    pub fn reserve<'a>(&mut self, buffer: &'a mut [u8], len: usize) -> &'a mut [u8] {
-        let start = self.frames_end;
-        self.advance(len);
-        &mut buffer[start..start + len]
+    /// If they do not fit.
+    pub fn push_frames(&mut self, buffer: &mut [u8], frames: &[u8]) {
+        self.copy(buffer, frames);
+        self.take(frames);
+    }
+
+    /// Adds the frame of `header`, whose value is `lead` and then `value`.
+    ///
+    /// # Panics
+    /// If it does not fit, or the header states another length.
+    pub fn push_value(&mut self, buffer: &mut [u8], header: Header, lead: &[u8], value: &[u8]) {
+        assert_eq!(header.value_len(), lead.len() + value.len(), "the header states the value's length");
+        let len = frame_len(header.value_len());
+        assert!(len <= self.room(), "frames must fit");
+        let padding = &[0; FRAME_ALIGN_BYTES][..len - FRAME_HEADER_BYTES - header.value_len()];
+        for bytes in [&header.0.to_le_bytes()[..], lead, value, padding] {
+            self.copy(buffer, bytes);
+            self.body.write(bytes);
+            self.frames_end += bytes.len();
+        }
     }
 
     /// Writes what the block knows of itself and returns its length in bytes, padding included. What is missing until
@@ -289,14 +309,17 @@ impl BlockBuilder {
         put_u32(block, at::FRAMES_LEN, u32_len(self.frames_len()));
         put_u32(block, at::ENTRIES, u32_len(self.entries.len()));
         put_u32(block, at::TOTAL_LEN, u32_len(total_len));
+        let mut body = std::mem::replace(&mut self.body, XxHash3_64::new());
+        body.write(&block[table_start..]);
+        put_u64(block, at::BODY_CHECKSUM, body.finish());
         self.frames_end = BLOCK_HEADER_BYTES;
         self.entries.clear();
         total_len
     }
 }
 
-/// Writes the place and the checksum into a finished block of exactly its length. May be called again with another
-/// place.
+/// Writes the place and the checksum into a finished block of exactly its length. Looks at its header only, and may be
+/// called again with another place.
 ///
 /// # Panics
 /// If `block` is shorter than a header.
@@ -394,7 +417,9 @@ impl<'a> Block<'a> {
         let len = Self::peek_len(bytes)?;
         let have = bytes.len();
         let block = bytes.get(..len).ok_or(BlockError::Truncated { needed: len, have })?;
-        if get_u64(block, at::CHECKSUM) != checksum(block) {
+        if get_u64(block, at::CHECKSUM) != checksum(block)
+            || get_u64(block, at::BODY_CHECKSUM) != XxHash3_64::oneshot(&block[BLOCK_HEADER_BYTES..])
+        {
             return Err(BlockError::Checksum);
         }
         let header = BlockHeader {
@@ -415,7 +440,7 @@ impl<'a> Block<'a> {
         if let Some(expected) = expected {
             check_place(&header.place, expected)?;
         }
-        let zeros_hold = get_u32(block, at::ZERO_A) == 0 && is_zero(&block[at::ZERO_B..at::CHECKSUM]);
+        let zeros_hold = get_u32(block, at::ZERO_A) == 0 && is_zero(&block[at::ZERO_B..at::BODY_CHECKSUM]);
         if get_u16(block, at::FLAGS) & !FLAGS_KNOWN != 0 || !zeros_hold {
             return Err(BlockError::Corrupt("bits that version 1 does not know"));
         }
@@ -463,10 +488,9 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Covers every byte but the checksum itself: the header's hash seeds that of the rest.
+/// Covers the header, and by the body's checksum in it the rest.
 fn checksum(block: &[u8]) -> u64 {
-    let (header, rest) = block.split_at(BLOCK_HEADER_BYTES);
-    XxHash3_64::oneshot_with_seed(XxHash3_64::oneshot(&header[..at::CHECKSUM]), rest)
+    XxHash3_64::oneshot(&block[..at::CHECKSUM])
 }
 
 fn check_place(place: &BlockPlace, expected: &Expected) -> Result<(), BlockError> {
@@ -519,4 +543,4 @@ fn get_u64(bytes: &[u8], at: usize) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -99,6 +99,13 @@ impl Header {
         matches!(self.0 >> 24 & 0xf, 1 | 2)
     }
 
+    /// Whether the two differ in nothing but their key groups.
+    #[must_use]
+    #[inline]
+    pub const fn is_like(self, other: Header) -> bool {
+        (self.0 ^ other.0) & !(0xffff << 28) == 0
+    }
+
     /// The key group; 0 for metadata.
     #[must_use]
     #[inline]
@@ -233,6 +240,10 @@ mod tests {
             prop_assert_eq!(header.value_len(), len);
             prop_assert!(header.frame_len() >= len + 8 && header.frame_len() < len + 16);
             prop_assert_eq!(header.frame_len() % FRAME_ALIGN_BYTES, 0);
+            prop_assert!(header.is_like(Header::new(kind, !key_group, slot, len)));
+            prop_assert!(!header.is_like(Header::new(kind, key_group, slot ^ 1, len)));
+            prop_assert!(!header.is_like(Header::new(kind, key_group, slot, len ^ 1)));
+            prop_assert!(!header.is_like(Header(header.0 ^ 1 << 27)));
         }
 
         #[test]

@@ -44,10 +44,10 @@ use crate::writer::MARKER_BYTES;
 
 /// Less than this in every lane lets the spiller sleep; a producer that crosses a multiple of it wakes it.
 const WORTH_WAKING_BYTES: u64 = 64 << 10;
-/// How much of a lane is copied into a block at once: a few hundred small changes, and well within the first-level cache.
-const CHUNK_BYTES: usize = 16 << 10;
+/// How much of a lane is copied into a block at once: within the first-level cache, where it is then walked and hashed.
+const CHUNK_BYTES: usize = 32 << 10;
 /// So many blocks wait at most until the uploader is told, while there is more to do: waking it has its price.
-const OUTBOX_BLOCKS: usize = 8;
+const OUTBOX_BLOCKS: usize = 32;
 /// A change is cut into fragments if it does not fit the rest of a block and has at least this share of a whole one: a
 /// shorter one goes into the next block.
 const LONG_FRACTION: usize = 8;
@@ -415,24 +415,31 @@ impl Spiller {
         let run = &run[..run.len().min(wanted)];
         let Some(first) = Header::read(run) else { return (0, Stop::RunEnd) };
         // Copied before it is looked at: headers one behind the other in lines that another core wrote would each cost a
-        // miss that the next one waits for, where a copy fetches many lines at a time.
+        // miss that the next one waits for, where a copy fetches many lines at a time. It leaves the source in the cache.
         let mut room = builder.room();
-        let copied = CHUNK_BYTES.max(first.frame_len()).min(run.len()).min(room);
+        let chunk = CHUNK_BYTES.max(first.frame_len()).min(run.len());
         let buffer = &mut open.as_mut().expect("a block is open").buffer;
-        let free = builder.free(buffer);
-        free[..copied].copy_from_slice(&run[..copied]);
-        let frames = &free[..copied];
+        let copied = builder.copy(buffer, &run[..chunk]);
+        let frames = &run[..copied];
         let mut at = 0;
         // Changes of one log mostly come in a row: count them here, and in the table when another one comes.
         let mut slot = u32::MAX;
         let mut count = 0;
         let mut stop = Stop::RunEnd;
         while let Some(header) = Header::read(&frames[at..]) {
-            let end = at + header.frame_len();
+            let len = header.frame_len();
+            let end = at + len;
             // One look at most frames: a whole change of the same log as the one before, and all of it is here.
             if header.is_change() && header.slot() == slot && end <= copied.min(room) {
                 count += 1;
                 at = end;
+                // Often as long, too: then the processor need not know one header to look for the next.
+                while at + len <= copied.min(room)
+                    && Header::read(&frames[at..]).is_some_and(|next| next.is_like(header))
+                {
+                    count += 1;
+                    at += len;
+                }
                 continue;
             }
             let value = &run[at + FRAME_HEADER_BYTES..];
@@ -464,7 +471,7 @@ impl Spiller {
             at = end;
         }
         flush_count(logs, builder, slot, count);
-        builder.advance(at);
+        builder.take(&run[..at]);
         (at, stop)
     }
 

@@ -1,6 +1,7 @@
 //! Tests of the assembler, of parts and of footers together: what is appended is what is read, damage is noticed.
 
 use super::*;
+use crate::block::tests::seal_damaged;
 use crate::block::{BLOCK_HEADER_BYTES, BlockBuilder, BlockPlace, TABLE_ENTRY_BYTES, seal};
 use crate::footer::Footer;
 use crate::part::{Changeset, Directory, PartError};
@@ -387,7 +388,7 @@ fn frames_that_contradict_the_table_are_errors_or_harmless() {
     for bit in frames.start * 8..frames.end * 8 {
         let mut damaged = block.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        seal(&mut damaged, &header.place);
+        seal_damaged(&mut damaged);
         let Ok(block) = Block::decode(&damaged, None) else { continue };
         let keep = &mut |_| SequenceNumber(0);
         match Assembler::new().assemble(&[block], keep, PART, Compression::None) {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{Spiller, slot_state};
 use crate::block::TABLE_ENTRY_BYTES;
 use crate::device::SideValue;
-use crate::record::{FRAGMENT_LEAD_BYTES, FRAME_HEADER_BYTES, FrameKind, Header, fragment_lead, frame_len};
+use crate::record::{FRAGMENT_LEAD_BYTES, FRAME_HEADER_BYTES, FrameKind, Header, fragment_lead};
 use crate::types::SequenceNumber;
 
 /// A fragment of a large value is not started for less room than this.
@@ -58,16 +58,10 @@ impl Spiller {
                 (true, true) => FrameKind::FragmentLast,
             };
             let header = Header::new(kind, value.key_group, value.slot, lead + piece.len());
+            let lead = fragment_lead(value.value.kind, value.value.bytes.len() as u64);
+            let lead = if value.started { &[][..] } else { &lead };
             let buffer = &mut open.as_mut().expect("a block is open").buffer;
-            let frame = builder.reserve(buffer, frame_len(lead + piece.len()));
-            frame[..8].copy_from_slice(&header.0.to_le_bytes());
-            if lead > 0 {
-                let total = value.value.bytes.len() as u64;
-                frame[8..16].copy_from_slice(&fragment_lead(value.value.kind, total));
-            }
-            let body = FRAME_HEADER_BYTES + lead;
-            frame[body..body + piece.len()].copy_from_slice(piece);
-            frame[body + piece.len()..].fill(0);
+            builder.push_value(buffer, header, lead, piece);
             value.started = true;
             value.written += piece.len();
             if last {
