@@ -44,7 +44,7 @@ use crate::writer::MARKER_BYTES;
 
 /// Less than this in every lane lets the spiller sleep; a producer that crosses a multiple of it wakes it.
 const WORTH_WAKING_BYTES: u64 = 64 << 10;
-/// How much of a lane is copied into a block at once: within the first-level cache, where it is then walked and hashed.
+/// How much of a lane is copied into a block at once: little enough to be in a near cache when it is walked and hashed.
 const CHUNK_BYTES: usize = 32 << 10;
 /// So many blocks wait at most until the uploader is told, while there is more to do: waking it has its price.
 const OUTBOX_BLOCKS: usize = 32;
