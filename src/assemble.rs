@@ -10,6 +10,7 @@ use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header, split_fragment_lead};
 use crate::types::{LogId, SequenceNumber};
 use crate::varint;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// An assembled part.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +54,8 @@ impl Assembler {
 
     /// Sorts the changes of `blocks`, which follow each other on one device, into a part.
     ///
-    /// `keep_from` is asked once per log; that log's changes with lower numbers are left out. No change that is kept
-    /// may be split across the ends of `blocks`.
+    /// `kept` is asked once per log for the numbers to keep; that log's other changes are left out. No change that is kept
+    /// may be split across the ends of `blocks`. Of one beyond the range, the rest may be missing.
     ///
     /// # Errors
     /// [`BlockError::Corrupt`] if a block's frames contradict its table, [`BlockError::Gap`] if changes are missing
@@ -62,12 +63,12 @@ impl Assembler {
     pub fn assemble(
         &mut self,
         blocks: &[Block<'_>],
-        keep_from: &mut dyn FnMut(LogId) -> SequenceNumber,
+        kept: &mut dyn FnMut(LogId) -> Range<SequenceNumber>,
         part: PartId,
         compression: Compression,
     ) -> Result<Part, BlockError> {
         self.reset();
-        self.count(blocks, keep_from)?;
+        self.count(blocks, kept)?;
         let (mut runs, raw_len) = self.place();
         let mut bytes = match compression {
             // Zeroed by the system, not by a loop.
@@ -105,16 +106,18 @@ impl Assembler {
     fn count(
         &mut self,
         blocks: &[Block<'_>],
-        keep_from: &mut dyn FnMut(LogId) -> SequenceNumber,
+        kept: &mut dyn FnMut(LogId) -> Range<SequenceNumber>,
     ) -> Result<(), BlockError> {
         let mut open = None;
         for block in blocks {
-            self.enter(block, keep_from)?;
+            self.enter(block, kept)?;
             self.count_block(block, &mut open)?;
             self.leave(block)?;
             if block.header().continues != open.is_some() {
                 return Err(BlockError::Corrupt("its flag does not say whether the last change goes on"));
             }
+            // Nothing says that there is more of a change that was lost.
+            open.take_if(|open: &mut Open| self.logs[open.log as usize].is_lost());
         }
         match open {
             Some(Open { step: Step { cell: SKIP, .. }, .. }) | None => Ok(()),
@@ -126,12 +129,12 @@ impl Assembler {
     fn enter(
         &mut self,
         block: &Block<'_>,
-        keep_from: &mut dyn FnMut(LogId) -> SequenceNumber,
+        kept: &mut dyn FnMut(LogId) -> Range<SequenceNumber>,
     ) -> Result<(), BlockError> {
         for entry in block.logs() {
             let logs = &mut self.logs;
             let index = *self.by_id.entry(entry.log).or_insert_with(|| {
-                logs.push(Log::new(entry.log, entry.first.0, keep_from(entry.log).0));
+                logs.push(Log::new(entry.log, entry.first.0, kept(entry.log)));
                 logs.len() as u32 - 1
             });
             let log = &mut self.logs[index as usize];
@@ -213,7 +216,7 @@ impl Assembler {
     fn begin_change(&mut self, log: u32, group_key: u32, len: u64) -> Step {
         let log = &mut self.logs[log as usize];
         let sequence = log.next;
-        if sequence < log.keep_from {
+        if log.leaves_out(sequence) {
             return Step { cell: SKIP, delta: 0 };
         }
         let page = &mut log.pages[(group_key / PAGE_CELLS) as usize];
@@ -264,7 +267,7 @@ impl Assembler {
             (_, Some(state)) if state.log == log && state.key_group == header.key_group() => state,
             (_, Some(_)) => return Err(BlockError::Corrupt("a frame between the fragments of a change")),
             // The rest of a change that is left out: the block with its beginning may be gone.
-            (_, None) if self.logs[log as usize].next < self.logs[log as usize].keep_from => {
+            (_, None) if self.logs[log as usize].leaves_out(self.logs[log as usize].next) => {
                 Open { log, key_group: header.key_group(), left: 0, step: Step { cell: SKIP, delta: 0 } }
             }
             (_, None) => return Err(BlockError::Corrupt("a change without its beginning")),
@@ -295,8 +298,8 @@ impl Assembler {
         let mut offset = 0;
         for index in order {
             let log = &self.logs[index as usize];
-            let first = log.start.max(log.keep_from);
-            if first >= log.next {
+            let (first, end) = (log.start.max(log.keep_from), log.next.min(log.keep_to));
+            if first >= end {
                 continue;
             }
             let spans_start = self.changesets.len();
@@ -323,7 +326,7 @@ impl Assembler {
             runs.push(Run {
                 log: log.id,
                 first: SequenceNumber(first),
-                end: SequenceNumber(log.next),
+                end: SequenceNumber(end),
                 offset,
                 directory_len: directory_len as u32,
                 len: at - offset,
@@ -444,6 +447,8 @@ const SLACK_BYTES: usize = 16;
 struct Log {
     id: LogId,
     keep_from: u64,
+    /// Changes from here on are lost.
+    keep_to: u64,
     start: u64,
     next: u64,
     /// Where each page of cells starts in `cells`, or [`NO_PAGE`].
@@ -451,8 +456,19 @@ struct Log {
 }
 
 impl Log {
-    fn new(id: LogId, start: u64, keep_from: u64) -> Log {
-        Log { id, keep_from, start, next: start, pages: Box::new([NO_PAGE; PAGES]) }
+    fn new(id: LogId, start: u64, kept: Range<SequenceNumber>) -> Log {
+        let (keep_from, keep_to) = (kept.start.0, kept.end.0);
+        Log { id, keep_from, keep_to, start, next: start, pages: Box::new([NO_PAGE; PAGES]) }
+    }
+
+    #[inline]
+    fn leaves_out(&self, sequence: u64) -> bool {
+        sequence < self.keep_from || sequence >= self.keep_to
+    }
+
+    /// Whether its next change is.
+    fn is_lost(&self) -> bool {
+        self.next >= self.keep_to
     }
 }
 

@@ -224,7 +224,7 @@ proptest! {
             for compression in [Compression::None, Compression::Lz4] {
                 let keep = |log: LogId| if log.0 & 1 == 0 { keep_from } else { 0 };
                 let part = assembler
-                    .assemble(&decoded(&blocks), &mut |log| SequenceNumber(keep(log)), PART, compression)
+                    .assemble(&decoded(&blocks), &mut |log| from(keep(log)), PART, compression)
                     .unwrap();
                 let contents = read(&object(&part, compression), PART.token, PART.index).unwrap();
                 let wanted = model(changes, keep);
@@ -245,12 +245,17 @@ proptest! {
     }
 }
 
+/// All changes from `first` on are kept.
+fn from(first: u64) -> Range<SequenceNumber> {
+    SequenceNumber(first)..SequenceNumber(u64::MAX)
+}
+
 fn small(log: usize, group: u16, value: &[u8]) -> Change {
     Change { log, group: Some(group), value: value.to_vec() }
 }
 
 fn assemble(blocks: &[Vec<u8>], keep_from: u64) -> Result<Part, BlockError> {
-    Assembler::new().assemble(&decoded(blocks), &mut |_| SequenceNumber(keep_from), PART, Compression::None)
+    Assembler::new().assemble(&decoded(blocks), &mut |_| from(keep_from), PART, Compression::None)
 }
 
 #[test]
@@ -263,7 +268,7 @@ fn numbers_far_from_zero_survive() {
             spill.append(&small(1, 9, value));
         }
         let blocks = spill.done();
-        let keep_from = &mut |_| SequenceNumber(first + 1);
+        let keep_from = &mut |_| from(first + 1);
         let part = assembler.assemble(&decoded(&blocks), keep_from, PART, Compression::None).unwrap();
         let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
         let wanted = vec![(first + 1, b"b".to_vec()), (first + 2, b"c".to_vec())];
@@ -341,6 +346,23 @@ fn a_change_cut_by_the_ends_is_an_error_unless_nobody_wants_it() {
 }
 
 #[test]
+fn a_lost_change_may_end_after_any_of_its_fragments() {
+    let blocks = spill(&[small(0, 1, b"small"), small(0, 1, &[3; 9000])]);
+    let behind = spill(&[small(1, 1, b"another log")]);
+    assert!(blocks.len() > 2);
+    for cut in 1..blocks.len() {
+        let blocks = [&blocks[..cut], &behind].concat();
+        assert!(matches!(assemble(&blocks, 0), Err(BlockError::Corrupt(_))));
+        let kept = &mut |log| SequenceNumber(0)..SequenceNumber(if log == log_id(0) { 1 } else { u64::MAX });
+        let part = Assembler::new().assemble(&decoded(&blocks), kept, PART, Compression::None).unwrap();
+        let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
+        assert_eq!(contents, model(&[small(0, 1, b"small"), small(1, 1, b"another log")], |_| 0));
+        let ends: Vec<u64> = part.runs.iter().map(|run| run.end.0).collect();
+        assert_eq!(ends, [1, 1]);
+    }
+}
+
+#[test]
 fn no_blocks_make_an_empty_part() {
     let part = assemble(&[], 0).unwrap();
     assert_eq!(part, Part { bytes: Vec::new(), runs: Vec::new() });
@@ -359,9 +381,7 @@ fn any_damage_to_an_object_is_detected() {
     let blocks = spill(&changes);
     let whole = model(&changes, |_| 0);
     for compression in [Compression::None, Compression::Lz4] {
-        let part = Assembler::new()
-            .assemble(&decoded(&blocks), &mut |_| SequenceNumber(0), PART, compression)
-            .unwrap();
+        let part = Assembler::new().assemble(&decoded(&blocks), &mut |_| from(0), PART, compression).unwrap();
         let object = object(&part, compression);
         assert_eq!(read(&object, PART.token, PART.index).unwrap(), whole);
         assert!(read(&object, PART.token ^ 1, PART.index).is_err(), "another object");
@@ -390,7 +410,7 @@ fn frames_that_contradict_the_table_are_errors_or_harmless() {
         damaged[bit / 8] ^= 1 << (bit % 8);
         seal_damaged(&mut damaged);
         let Ok(block) = Block::decode(&damaged, None) else { continue };
-        let keep = &mut |_| SequenceNumber(0);
+        let keep = &mut |_| from(0);
         match Assembler::new().assemble(&[block], keep, PART, Compression::None) {
             Ok(part) => drop(read(&object(&part, Compression::None), PART.token, PART.index).unwrap()),
             Err(_) => refused += 1,
@@ -422,9 +442,8 @@ fn the_fixture_is_read_for_ever() {
         // What one LZ4 makes of the same bytes another need not.
         let id = footer.part_id(0);
         let blocks = spill(&changes[..4]);
-        let part = Assembler::new()
-            .assemble(&decoded(&blocks), &mut |_| SequenceNumber(0), id, Compression::None)
-            .unwrap();
+        let part =
+            Assembler::new().assemble(&decoded(&blocks), &mut |_| from(0), id, Compression::None).unwrap();
         assert_eq!(part.bytes, object[..part.bytes.len()]);
         assert_eq!(footer.encode(), object[range.start as usize..]);
     }

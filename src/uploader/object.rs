@@ -21,7 +21,7 @@ use crate::options::Options;
 use crate::part::PartId;
 use crate::piece::{self, Piece};
 use crate::queue::LocalBlock;
-use crate::types::LogId;
+use crate::types::{LogId, SequenceNumber};
 
 /// The driver gets parts in slices of this share of its budget.
 const PUTS_PER_BUDGET: u64 = 32;
@@ -76,11 +76,12 @@ impl Uploader {
                 blocks.iter().find(holds).map_or(0, |block| block.device)
             };
             let custody = &self.parts.custody;
-            let mut keep_from = |log: LogId| custody.keep_from(device_of(log), log);
+            let lost = |log: LogId| self.lost.get(&log).copied().unwrap_or(SequenceNumber(u64::MAX));
+            let mut kept = |log: LogId| custody.keep_from(device_of(log), log)..lost(log);
             let part_id = PartId { token, index };
             let part = self
                 .assembler
-                .assemble(&decoded, &mut keep_from, part_id, compression)
+                .assemble(&decoded, &mut kept, part_id, compression)
                 .map_err(|error| PersistError::ReadBack { what: error.to_string() })?;
             let ranges: Vec<(usize, LogRange)> = part
                 .runs

@@ -360,7 +360,8 @@ impl History {
                 let disk = self.machine.disk_faults() > 0 || full;
                 let explained = match &error {
                     PersistError::OutOfRange { .. } => from < log.truncated && !self.found.is_empty(),
-                    PersistError::Manifest { .. } | PersistError::ReadBack { .. } => disk,
+                    PersistError::Manifest { .. } => disk,
+                    PersistError::ReadBack { .. } => self.silent_faults || self.machine.reads_failed(),
                     PersistError::Lost { log: of, from } => {
                         *of == log.id && from.0 < to && from.0 >= log.synced && self.machine.engine_broke()
                     }

@@ -266,6 +266,11 @@ impl Machine {
         self.worlds.iter().any(|world| world.stats().faults.contains_key(&Fault::EngineBreaks))
     }
 
+    /// Whether something could not be read from a disk.
+    pub fn reads_failed(&self) -> bool {
+        self.worlds.iter().any(|world| world.stats().faults.contains_key(&Fault::ReadError))
+    }
+
     /// Faults of the disk that struck so far.
     pub fn disk_faults(&self) -> u64 {
         self.worlds.iter().map(|world| world.stats().faults.values().sum::<u64>()).sum()

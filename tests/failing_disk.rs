@@ -1,6 +1,9 @@
-//! An engine that breaks takes what it was writing with it: that is reported as lost, and all else goes on from memory.
+//! Disks that fail. An engine that breaks takes what it was writing with it: that is reported as lost, and all else goes on
+//! from memory.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidelog::{
@@ -25,34 +28,35 @@ macro_rules! resolved {
                 Err(future) => future,
             };
             steps += 1;
-            assert!(steps < 1000, "never answered");
+            assert!(steps < 5000, "never answered");
         }
     }};
+}
+
+fn options() -> Options {
+    Options::new("sim://bucket", "/sim").block_bytes(8 << 10).writes_in_flight(1).value_bytes_max(64 << 10)
+}
+
+/// On the disk of `world`, with at most one write in flight. Each look at the clock takes a while, so that nothing is
+/// waited for in vain.
+fn open(world: &SimWorld, options: Options) -> (Changelog, Arc<SimStore>) {
+    let start = Instant::now();
+    let mut random = SimRng::new(1);
+    let store = Arc::new(SimStore::new(3));
+    let ticks = AtomicU64::new(0);
+    let seams = Seams {
+        directories: vec![(world.files(), Box::new(world.disk(1, Durability::Power)))],
+        stores: vec![store.clone()],
+        clock: Arc::new(move || start + Duration::from_millis(5 * ticks.fetch_add(1, Ordering::Relaxed))),
+        random: Box::new(move || random.next_u64()),
+    };
+    (Changelog::open_simulated(options, seams).unwrap(), store)
 }
 
 #[test]
 fn what_was_in_flight_is_lost_and_all_else_goes_on_from_memory() {
     let world = SimWorld::new(7);
-    let options = Options::new("sim://bucket", "/sim")
-        .block_bytes(8 << 10)
-        .writes_in_flight(1)
-        .segment_bytes(64 << 10)
-        .local_bytes(1 << 20)
-        .value_bytes_max(64 << 10);
-    let start = Instant::now();
-    let mut random = SimRng::new(1);
-    let store = Arc::new(SimStore::new(3));
-    // Each look at the clock takes a while, so that nothing is waited for in vain.
-    let ticks = std::sync::atomic::AtomicU64::new(0);
-    let seams = Seams {
-        directories: vec![(world.files(), Box::new(world.disk(1, Durability::Power)))],
-        stores: vec![store.clone()],
-        clock: Arc::new(move || {
-            start + Duration::from_millis(ticks.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
-        }),
-        random: Box::new(move || random.next_u64()),
-    };
-    let changelog = Changelog::open_simulated(options, seams).unwrap();
+    let (changelog, store) = open(&world, options().segment_bytes(64 << 10).local_bytes(1 << 20));
     let [mut broken, mut whole] =
         ["broken", "whole"].map(|name| changelog.create_writer(name, KeyGroupRange::ALL).unwrap());
     broken.append(KeyGroup(0), b"durable").unwrap();
@@ -94,4 +98,43 @@ fn what_was_in_flight_is_lost_and_all_else_goes_on_from_memory() {
     assert_eq!(values.len(), expected.len());
     expected.retain(|value| !values.contains(value));
     assert!(expected.is_empty(), "missing: {expected:?}");
+}
+
+/// Also if the beginning of a change that is lost is on the disk.
+#[test]
+fn an_engine_may_break_in_the_middle_of_a_change() {
+    let mut lost_in_the_middle = 0;
+    for skip in 0.. {
+        let world = SimWorld::new(7);
+        let (changelog, store) = open(&world, options().segment_bytes(64 << 10).local_bytes(1 << 20));
+        let [mut broken, mut whole] =
+            ["broken", "whole"].map(|name| changelog.create_writer(name, KeyGroupRange::ALL).unwrap());
+        whole.append(KeyGroup(0), b"before").unwrap();
+        broken.append(KeyGroup(0), b"whole").unwrap();
+        broken.append(KeyGroup(0), &[7; 30_000]).unwrap();
+        broken.append(KeyGroup(0), b"behind").unwrap();
+        let mut behind = changelog.create_writer("behind", KeyGroupRange::ALL).unwrap();
+        behind.append(KeyGroup(0), b"behind").unwrap();
+        world.inject(Fault::EngineBreaks, skip);
+        let synced = resolved!(changelog, broken.sync());
+        let handles: Vec<_> = [&mut broken, &mut whole, &mut behind]
+            .into_iter()
+            .filter_map(|writer| match resolved!(changelog, writer.persist_durably(ZERO)) {
+                Ok(handle) => Some(handle),
+                Err(PersistError::Lost { log, .. }) if log == writer.log() => None,
+                Err(error) => panic!("the engine broke after {skip} waits: {error}"),
+            })
+            .collect();
+        lost_in_the_middle += usize::from(synced.is_err() && handles.len() == 2);
+        let logs = handles.len();
+        let reader =
+            ChangelogReader::open_simulated(&handles, KeyGroupRange::ALL, vec![store.clone()]).unwrap();
+        let logs_read: BTreeSet<_> = reader.map(|change| change.unwrap().log).collect();
+        assert_eq!(logs_read.len(), logs);
+        if !world.stats().faults.contains_key(&Fault::EngineBreaks) {
+            assert!(synced.is_ok() && logs == 3);
+            break;
+        }
+    }
+    assert!(lost_in_the_middle > 0, "no change was cut");
 }
