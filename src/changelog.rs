@@ -561,6 +561,7 @@ fn build(
             ledger: Arc::clone(&ledger),
             retention,
             readers: Arc::clone(&readers),
+            unreleased: Vec::new(),
         });
         found.push(ledger.read(|state| recovered.logs(state)));
         let blocks = VecDeque::from(recovered.blocks);

@@ -25,6 +25,8 @@ pub(crate) struct Holding {
     pub ledger: Arc<Ledger>,
     pub retention: Retention,
     pub readers: Arc<Readers>,
+    /// Uses that have ended, of which that is recorded, but not durably yet.
+    pub unreleased: Vec<(u32, u64)>,
 }
 
 impl Holding {
@@ -34,19 +36,21 @@ impl Holding {
             return;
         }
         let released = self.retention.take_released();
-        if released.is_empty() {
-            return;
-        }
-        let records = released
+        let records: Vec<ManifestRecord> = released
             .iter()
             .map(|&(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch })
             .collect();
-        if let Err(error) = self.ledger.record(records) {
-            // Reused before its release is durable, a segment could cost acknowledged data: it waits for the next open.
-            tracing::warn!(%error, "segments could not be released");
+        self.unreleased.extend(released);
+        if self.unreleased.is_empty() {
             return;
         }
-        for (segment, epoch) in released {
+        let recorded = if records.is_empty() { self.ledger.settle() } else { self.ledger.record(records) };
+        if let Err(error) = recorded {
+            // Reused before its release is durable, a segment could cost acknowledged data.
+            tracing::warn!(%error, "segments could not be released; it is tried again later");
+            return;
+        }
+        for (segment, epoch) in self.unreleased.drain(..) {
             self.device.request(SpillRequest::Release { segment, epoch });
         }
     }
@@ -65,6 +69,10 @@ impl Readers {
     /// Ends a [`pin`](Self::pin).
     pub fn unpin(&self) {
         *lock(&self.0) -= 1;
+    }
+
+    fn are_none(&self) -> bool {
+        *lock(&self.0) == 0
     }
 
     /// Runs `release` if nobody reads; nobody begins to meanwhile.
@@ -302,6 +310,14 @@ impl Custody {
     pub fn release_segments(&mut self, device: usize) {
         let readers = Arc::clone(&self.holdings[device].readers);
         readers.if_none(|| self.holdings[device].release_segments());
+    }
+
+    /// Whether segments could not be released that may be.
+    pub fn owes_segments(&self) -> bool {
+        let owes = |holding: &Holding| {
+            !holding.unreleased.is_empty() && !holding.ledger.is_detached() && holding.readers.are_none()
+        };
+        self.holdings.iter().any(owes)
     }
 
     /// No block is to come: notes what each segment holds, so that its loss is noticed.

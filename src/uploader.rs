@@ -273,6 +273,9 @@ impl Uploader {
         if std::mem::take(&mut self.tidy) {
             self.tidy_up(now);
         }
+        if self.parts.custody.owes_segments() {
+            self.retry_at.get_or_insert(now + RETRY_DELAY_MAX);
+        }
         if self.idle() {
             self.quiesce.drain(..).for_each(|resolver| resolver.resolve(()));
         }

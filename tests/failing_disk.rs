@@ -1,5 +1,5 @@
 //! Disks that fail. An engine that breaks takes what it was writing with it: that is reported as lost, and all else goes on
-//! from memory.
+//! from memory. A disk that was full goes on with all of its room.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -137,4 +137,31 @@ fn an_engine_may_break_in_the_middle_of_a_change() {
         }
     }
     assert!(lost_in_the_middle > 0, "no change was cut");
+}
+
+/// The end of a segment's use that could not be recorded is not forgotten.
+#[test]
+fn a_disk_that_was_full_goes_on_with_all_segments() {
+    const BLOCKS: u64 = 12;
+    let world = SimWorld::new(7);
+    let options = options().segment_bytes(16 << 10).local_bytes(96 << 10).preemptive_upload(false);
+    let (changelog, _) = open(&world, options);
+    let mut writer = changelog.create_writer("truncated", KeyGroupRange::ALL).unwrap();
+    for _ in 0..BLOCKS {
+        writer.append(KeyGroup(0), &[7; 6_000]).unwrap();
+        resolved!(changelog, writer.sync()).unwrap();
+    }
+    world.set_capacity_bytes(Some(0));
+    writer.append(KeyGroup(0), &[7; 6_000]).unwrap();
+    let synced = writer.sync();
+    let step = || (0..100).for_each(|_| _ = changelog.step());
+    step();
+    writer.truncate(SequenceNumber(BLOCKS)).unwrap();
+    step();
+    world.set_capacity_bytes(None);
+    assert_eq!(resolved!(changelog, synced).unwrap(), SequenceNumber(BLOCKS + 1));
+    for _ in 1..BLOCKS {
+        writer.append(KeyGroup(0), &[7; 6_000]).unwrap();
+        resolved!(changelog, writer.sync()).unwrap();
+    }
 }

@@ -183,6 +183,8 @@ impl Uploader {
         for device in 0..self.unrecorded.len() {
             if let Some(end) = self.unrecorded[device].take() {
                 self.parts.custody.settle(device, end);
+            } else {
+                self.parts.custody.release_segments(device);
             }
         }
         Ok(())
