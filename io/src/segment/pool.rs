@@ -36,7 +36,7 @@ pub(super) enum Readiness {
 /// Invariants:
 /// 1. Epochs only grow, and a segment is taken only under an epoch whose record the journal has reported durable.
 /// 2. At most one segment is ready or being made ready.
-/// 3. A file goes from `Used` to `Free` only by release, `Bad` and `Lost` ones are never written again.
+/// 3. A file goes from `Used` to `Free` only by release; `Bad`, `Lost` and `Unremoved` ones are never written again.
 pub(super) struct Pool {
     jobs: Jobs,
     helper: Option<Helper>,
@@ -63,6 +63,8 @@ enum State {
     Bad(u64),
     /// Takes its share of the budget until it is removed, if ever.
     Lost,
+    /// As `Lost`, and could not be removed: that is tried again when there is no other segment.
+    Unremoved,
 }
 
 struct Preparing {
@@ -144,8 +146,19 @@ impl Pool {
                 return Readiness::NoSegment;
             }
             if !self.prepare() {
+                self.remove_again();
                 return Readiness::NoSegment;
             }
+        }
+    }
+
+    /// Tries to remove the file of a segment that could not be removed.
+    fn remove_again(&mut self) {
+        let unremoved = self.states.iter().find(|(_, state)| **state == State::Unremoved);
+        if let Some(segment) = unremoved.map(|(segment, _)| *segment) {
+            self.refusals_left = FULL_REFUSALS;
+            self.states.insert(segment, State::Lost);
+            self.run(Job::Remove { segment });
         }
     }
 
@@ -297,6 +310,7 @@ impl Pool {
             // It still takes its share of the budget, and counts as free when the directory is opened next.
             Outcome::Removed { segment, result: Err(error) } => {
                 tracing::warn!(segment, %error, "a quarantined segment file could not be removed");
+                self.states.insert(segment, State::Unremoved);
             }
         }
     }
@@ -347,7 +361,12 @@ impl Jobs {
                 Outcome::Prepared { segment, epoch, exists: true, result }
             }
             Job::Remove { segment } => {
-                Outcome::Removed { segment, result: self.files.remove(&segment_name(segment)) }
+                let result = match self.files.remove(&segment_name(segment)) {
+                    // An attempt that failed had removed it.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                    result => result,
+                };
+                Outcome::Removed { segment, result }
             }
         }
     }

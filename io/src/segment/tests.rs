@@ -368,6 +368,28 @@ fn quarantined_segment_is_never_written_again_and_removed_on_release() {
 }
 
 #[test]
+fn quarantined_segment_that_could_not_be_removed_is_tried_again_when_there_is_no_other() {
+    for seed in 0..8 {
+        let world = SimWorld::new(seed);
+        let mut rig = Rig::new(&world, 2, false);
+        world.inject(Fault::WriteError, 0);
+        rig.write(1).unwrap();
+        rig.drain();
+        assert_eq!(rig.segments.take_empty(), [(1, 1)]);
+        rig.write(4).unwrap();
+        rig.drain();
+        // What a failed removal leaves is unknown.
+        world.inject(Fault::FilesError, 0);
+        rig.release(1, 1);
+        assert_eq!(world.stats().faults[&Fault::FilesError], 1);
+        let refusals = (0..1000).take_while(|_| is_no_segment(rig.submit())).count();
+        assert!(refusals < 1000, "seed {seed}");
+        rig.drain();
+        assert_eq!(rig.places()[5], (1, 3, 0));
+    }
+}
+
+#[test]
 fn segment_that_failed_at_once_is_reported_empty() {
     let world = SimWorld::new(9);
     let mut rig = Rig::new(&world, 3, false);
