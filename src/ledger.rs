@@ -95,7 +95,7 @@ impl Ledger {
             return Ok(());
         }
         let doubled = inner.manifest.len_bytes() > 2 * inner.rewritten_bytes + GROWTH_BYTES;
-        if inner.broken || doubled {
+        if inner.broken || doubled || inner.manifest.is_poisoned() {
             return inner.rewrite();
         }
         let slices: Vec<&[u8]> = encoded.iter().map(Vec::as_slice).collect();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{collect, objects, read};
 use tidelog::{
-    Changelog, ChangelogHandle, ChangelogReader, KeyGroup, KeyGroupRange, OpenError, Options, ReadError,
-    SequenceNumber,
+    Changelog, ChangelogHandle, ChangelogReader, KeyGroup, KeyGroupRange, LocalLogs, OpenError, Options,
+    ReadError, SequenceNumber,
 };
 
 const ZERO: SequenceNumber = SequenceNumber::ZERO;
@@ -179,6 +179,9 @@ fn a_torn_tail_after_a_kill_is_an_end_not_damage() {
     assert_eq!(content.values().map(Vec::len).sum::<usize>(), 2);
 }
 
+/// The batch without records at the end of a manifest.
+const WITNESS_BYTES: usize = 20;
+
 /// A changelog that is killed, as far as its files show: the manifest ends with the acquisition of the segment in use.
 fn killed(dir: &Path) {
     let changelog = Changelog::open(tiny(dir)).unwrap();
@@ -196,7 +199,8 @@ fn a_manifest_that_lost_the_use_of_a_segment_is_not_taken_for_torn() {
     let dir = tempfile::tempdir().unwrap();
     killed(dir.path());
     let (path, bytes) = local_files(dir.path(), "MANIFEST").pop_first().unwrap();
-    let mut damaged = bytes.clone();
+    // A power cut took the witness.
+    let mut damaged = bytes[..bytes.len() - WITNESS_BYTES].to_vec();
     *damaged.last_mut().unwrap() ^= 4;
     fs::write(&path, &damaged).unwrap();
     match Changelog::open(tiny(dir.path())) {
@@ -205,6 +209,27 @@ fn a_manifest_that_lost_the_use_of_a_segment_is_not_taken_for_torn() {
     }
     fs::write(&path, &bytes).unwrap();
     assert_eq!(Changelog::open(tiny(dir.path())).unwrap().recovered()[0].end(), SequenceNumber(1));
+}
+
+#[test]
+fn a_manifest_after_a_kill_shows_every_flipped_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    killed(dir.path());
+    let (path, bytes) = local_files(dir.path(), "MANIFEST").pop_first().unwrap();
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << bit;
+            fs::write(&path, &damaged).unwrap();
+            if at < bytes.len() - WITNESS_BYTES {
+                must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of the manifest"));
+            } else if bit == at % 8 {
+                // Nothing is missing.
+                let logs = LocalLogs::open(&dir.path().join("local")).unwrap();
+                assert_eq!(logs.logs()[0].end(), SequenceNumber(1), "bit {bit} of byte {at}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -254,6 +254,12 @@ impl RealFiles {
     }
 }
 
+fn append_to(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    let mut file = OpenOptions::new().append(true).open(path)?;
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
 impl Files for RealFiles {
     fn list(&self) -> io::Result<Vec<(String, u64)>> {
         let listing = || -> io::Result<Vec<(String, u64)>> {
@@ -301,12 +307,14 @@ impl Files for RealFiles {
 
     fn append(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.file(name)?;
-        let append = || -> io::Result<()> {
-            let mut file = OpenOptions::new().append(true).open(&path)?;
-            file.write_all(bytes)?;
-            file.sync_data()
-        };
+        let append = || append_to(&path, bytes)?.sync_data();
         append().map_err(|error| in_file(&path, "append to it", error))
+    }
+
+    fn append_unsynced(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let path = self.file(name)?;
+        append_to(&path, bytes).map_err(|error| in_file(&path, "append to it", error))?;
+        Ok(())
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
@@ -506,7 +514,9 @@ mod tests {
         let files = directory.files();
         assert_eq!(files.append("log", b"x").unwrap_err().kind(), io::ErrorKind::NotFound);
         files.replace("log", b"one").unwrap();
-        files.append("log", b" two").unwrap();
+        files.append("log", b" t").unwrap();
+        files.append_unsynced("log", b"wo").unwrap();
+        assert_eq!(files.append_unsynced("none", b"x").unwrap_err().kind(), io::ErrorKind::NotFound);
         let mut buffer = [0; 16];
         assert_eq!(files.read_at("log", 2, &mut buffer).unwrap(), 5);
         assert_eq!(&buffer[..5], b"e two");

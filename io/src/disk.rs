@@ -132,6 +132,10 @@ pub trait Files: Send + Sync {
     /// Adds bytes to the end of a file and makes them durable.
     fn append(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
+    /// Adds bytes to the end of a file. They outlive the process, but not a power cut before the next operation that makes
+    /// the file durable.
+    fn append_unsynced(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
+
     /// Makes all bytes that a file has durable, by whomever they were written.
     fn sync(&self, name: &str) -> io::Result<()> {
         self.append(name, &[])

@@ -8,6 +8,9 @@
 //! All numbers are little-endian. A batch is one append, so it is there whole or torn; the next is appended only after
 //! it was durable. Hence a bad batch that another follows, or one among the `intact bytes` written at once, is damage,
 //! and any other is the torn end of an append that nobody was told of.
+//!
+//! So that what was durable is always followed, each append leaves a batch without records behind its own, its *witness*.
+//! That one is not synced: a power cut may take it, and a damaged last batch reads as a torn append then.
 
 use std::io;
 use std::sync::Arc;
@@ -189,7 +192,8 @@ impl Manifest {
     ///
     /// # Errors
     /// `InvalidInput` if one record is longer than 1 MiB or all together than 4 MiB; nothing is changed. After any other
-    /// error the records may or may not be there, and every further append fails until [`rewrite`](Self::rewrite).
+    /// error the records may or may not be there, and every further append fails until [`rewrite`](Self::rewrite). It may
+    /// have to come first after a success, too: see [`is_poisoned`](Self::is_poisoned).
     pub fn append(&mut self, records: &[impl AsRef<[u8]>]) -> io::Result<()> {
         if records.is_empty() {
             return Ok(());
@@ -207,9 +211,17 @@ impl Manifest {
         }
         self.poisoned = true;
         self.files.append(MANIFEST_NAME, &bytes)?;
-        self.poisoned = false;
-        self.batches = batches;
-        self.len_bytes += bytes.len() as u64;
+        let mut witness = Batches::new(self.directory_id, batches);
+        witness.end_batch();
+        // The records are durable, whatever becomes of it. But where the file ends is not known if this fails.
+        match self.files.append_unsynced(MANIFEST_NAME, &witness.bytes) {
+            Ok(()) => self.poisoned = false,
+            Err(error) => {
+                tracing::warn!(%error, "{MANIFEST_NAME} must be written anew before the next append")
+            }
+        }
+        self.batches = witness.index;
+        self.len_bytes += (bytes.len() + witness.bytes.len()) as u64;
         Ok(())
     }
 
@@ -325,9 +337,6 @@ impl Batches {
     }
 
     fn end_batch(&mut self) {
-        if self.payload.is_empty() {
-            return;
-        }
         self.bytes.extend_from_slice(&(self.payload.len() as u32).to_le_bytes());
         self.bytes.extend_from_slice(&self.index.to_le_bytes());
         self.bytes.extend_from_slice(&checksum(self.directory_id, self.index, &self.payload).to_le_bytes());
@@ -337,7 +346,9 @@ impl Batches {
 
     /// The bytes, and the index of the batch that would be next.
     fn finish(mut self) -> (Vec<u8>, u64) {
-        self.end_batch();
+        if !self.payload.is_empty() {
+            self.end_batch();
+        }
         (self.bytes, self.index)
     }
 }
@@ -382,7 +393,7 @@ fn decode_batch(directory_id: u64, bytes: &[u8]) -> Option<(u64, &[u8])> {
 fn batch_at(bytes: &[u8]) -> Option<(u64, &[u8], u64)> {
     let (header, rest) = bytes.split_first_chunk::<BATCH_HEADER_BYTES>()?;
     let payload_len = read_u32(header) as usize;
-    if !(RECORD_LEN_BYTES..=PAYLOAD_BYTES_MAX).contains(&payload_len) {
+    if payload_len > PAYLOAD_BYTES_MAX {
         return None;
     }
     Some((read_u64(&header[4..]), rest.get(..payload_len)?, read_u64(&header[12..])))
@@ -398,7 +409,8 @@ fn is_followed(directory_id: u64, index: u64, bytes: &[u8]) -> bool {
         if found <= index || found - index > FILE_BYTES_MAX as u64 {
             continue;
         }
-        candidates += 1;
+        // What costs nothing to look at is no reason to give up.
+        candidates += usize::from(!payload.is_empty());
         if candidates > CANDIDATES_MAX || checksum(directory_id, found, payload) == sum {
             return true;
         }
@@ -452,6 +464,7 @@ mod tests {
     struct OneFile {
         bytes: Mutex<Option<Vec<u8>>>,
         fail: Mutex<Option<usize>>,
+        fail_unsynced: Mutex<bool>,
     }
 
     impl Files for OneFile {
@@ -479,6 +492,13 @@ mod tests {
             let written = self.fail.lock().unwrap().take();
             all.extend_from_slice(&bytes[..written.unwrap_or(bytes.len())]);
             written.map_or(Ok(()), |_| Err(io::Error::other("injected")))
+        }
+
+        fn append_unsynced(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+            if std::mem::take(&mut *self.fail_unsynced.lock().unwrap()) {
+                *self.fail.lock().unwrap() = Some(7);
+            }
+            self.append(name, bytes)
         }
 
         fn replace(&self, _: &str, bytes: &[u8]) -> io::Result<()> {
@@ -543,7 +563,8 @@ mod tests {
         let durable = bytes(&files);
         manifest.append(&RECORDS[2..]).unwrap();
         let all = bytes(&files);
-        for len in durable.len() + 1..all.len() {
+        let end = all.len() - BATCH_HEADER_BYTES;
+        for len in durable.len() + 1..end {
             *files.bytes.lock().unwrap() = Some(all[..len].to_vec());
             assert_eq!(Manifest::inspect(&*files).unwrap().torn_bytes, (len - durable.len()) as u64);
             let (mut manifest, records) = Manifest::open(files.clone()).unwrap();
@@ -552,30 +573,54 @@ mod tests {
             let content = Manifest::inspect(&*files).unwrap();
             assert_eq!((content.records.len(), content.torn_bytes), (3, 0));
         }
+        for len in end..=all.len() {
+            *files.bytes.lock().unwrap() = Some(all[..len].to_vec());
+            assert_eq!(Manifest::open(files.clone()).unwrap().1, RECORDS);
+        }
     }
 
     #[test]
-    fn damage_before_a_good_batch_is_no_torn_end() {
+    fn damage_to_what_was_durable_is_no_torn_end() {
         let (files, mut manifest) = filled();
         manifest.append(&RECORDS[..2]).unwrap();
-        let start = bytes(&files).len();
+        let mut starts = vec![bytes(&files).len()];
         manifest.append(&RECORDS[2..3]).unwrap();
-        let end = bytes(&files).len();
+        starts.push(bytes(&files).len());
         manifest.append(&RECORDS[3..]).unwrap();
         let good = bytes(&files);
-        for bit in start * 8..end * 8 {
+        let witness = good.len() - BATCH_HEADER_BYTES;
+        for bit in starts[0] * 8..witness * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             match ManifestContent::decode(&bad) {
-                Err(ManifestError::Corrupt { offset, .. }) => assert_eq!(offset, start as u64),
+                Err(ManifestError::Corrupt { offset, .. }) => assert!(offset as usize <= bit / 8),
                 other => panic!("bit {bit}: {other:?}"),
             }
         }
-        for bit in end * 8..good.len() * 8 {
+        for bit in witness * 8..good.len() * 8 {
             let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(ManifestContent::decode(&bad).unwrap().records, RECORDS, "bit {bit}");
+        }
+        // A power cut took the witness.
+        for bit in starts[1] * 8..witness * 8 {
+            let mut bad = good[..witness].to_vec();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(ManifestContent::decode(&bad).unwrap().records, RECORDS[..3], "bit {bit}");
         }
+    }
+
+    #[test]
+    fn without_a_witness_a_rewrite_comes_before_the_next_append() {
+        let (files, mut manifest) = filled();
+        *files.fail_unsynced.lock().unwrap() = true;
+        manifest.append(&[b"durable"]).unwrap();
+        assert!(manifest.is_poisoned());
+        assert_eq!(Manifest::inspect(&*files).unwrap().records, [b"durable"]);
+        manifest.append(&[b"refused"]).unwrap_err();
+        manifest.rewrite(&[b"durable"]).unwrap();
+        manifest.append(&[b"next"]).unwrap();
+        assert_eq!(Manifest::open(files).unwrap().1, [&b"durable"[..], b"next"]);
     }
 
     #[test]

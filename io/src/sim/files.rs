@@ -45,6 +45,25 @@ impl SimFiles {
             if world.strikes(Fault::FilesError) { Reach::Broken(Errno::IO.into()) } else { Reach::Done };
         apply(&mut world, reach)
     }
+
+    fn append_as(&self, name: &str, bytes: &[u8], durable: bool) -> io::Result<()> {
+        self.change(name, |world, reach| {
+            let len = world.medium.named(name).ok_or(Errno::NOENT)?.bytes().len() as u64;
+            let (kept, result) = match reach {
+                Reach::Done => (bytes.len(), Ok(())),
+                Reach::Broken(error) => (world.rng.below(bytes.len() as u64 + 1) as usize, Err(error)),
+            };
+            let mut stored = bytes[..kept].to_vec();
+            if result.is_err() && world.rng.chance(250) {
+                // The length of the file can reach the disk before what is in it does.
+                stored.resize(bytes.len(), 0);
+            }
+            if !world.medium.append(name, len, &stored, durable) {
+                return Err(Errno::NOSPC.into());
+            }
+            result
+        })
+    }
 }
 
 impl Files for SimFiles {
@@ -84,22 +103,11 @@ impl Files for SimFiles {
     }
 
     fn append(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        self.change(name, |world, reach| {
-            let len = world.medium.named(name).ok_or(Errno::NOENT)?.bytes().len() as u64;
-            let (kept, result) = match reach {
-                Reach::Done => (bytes.len(), Ok(())),
-                Reach::Broken(error) => (world.rng.below(bytes.len() as u64 + 1) as usize, Err(error)),
-            };
-            let mut stored = bytes[..kept].to_vec();
-            if result.is_err() && world.rng.chance(250) {
-                // The length of the file can reach the disk before what is in it does.
-                stored.resize(bytes.len(), 0);
-            }
-            if !world.medium.append(name, len, &stored) {
-                return Err(Errno::NOSPC.into());
-            }
-            result
-        })
+        self.append_as(name, bytes, true)
+    }
+
+    fn append_unsynced(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        self.append_as(name, bytes, false)
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {

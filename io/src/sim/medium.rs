@@ -145,11 +145,14 @@ impl Medium {
         true
     }
 
-    /// Adds bytes at the end `len` of a file and makes the whole file durable.
-    pub(super) fn append(&mut self, name: &str, len: u64, bytes: &[u8]) -> bool {
+    /// Adds bytes at the end `len` of a file, and makes the whole file durable if so wanted.
+    pub(super) fn append(&mut self, name: &str, len: u64, bytes: &[u8], durable: bool) -> bool {
         let inode = self.names[name];
-        if !self.store(inode, len, bytes, true) {
+        if !self.store(inode, len, bytes, durable) {
             return false;
+        }
+        if !durable {
+            return true;
         }
         self.inodes.get_mut(&inode).expect("a name has an inode").undurable.clear();
         true

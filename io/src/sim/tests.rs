@@ -210,6 +210,29 @@ fn names_are_durable_and_atomic() {
 }
 
 #[test]
+fn what_is_appended_unsynced_outlives_a_kill_and_maybe_a_power_cut() {
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..40 {
+        let world = SimWorld::new(seed);
+        let append = || {
+            world.files().replace("m", b"old").unwrap();
+            world.files().append_unsynced("m", b"+").unwrap();
+        };
+        append();
+        world.kill(seed);
+        assert_eq!(world.contents("m").unwrap(), b"old+");
+        append();
+        world.files().sync("m").unwrap();
+        world.power_cut(seed);
+        assert_eq!(world.contents("m").unwrap(), b"old+");
+        append();
+        world.power_cut(seed);
+        seen.insert(world.contents("m").unwrap());
+    }
+    assert_eq!(seen.into_iter().collect::<Vec<_>>(), [b"old\0", b"old+"]);
+}
+
+#[test]
 fn failed_changes_of_names_leave_either_state() {
     let world = SimWorld::new(1);
     let files = world.files();
