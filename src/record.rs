@@ -17,6 +17,8 @@ pub const VALUE_BYTES_MAX: usize = (1 << 24) - 1;
 pub const SLOTS_MAX: u32 = 1 << 20;
 /// What stands before the bytes in the value of a [`FrameKind::FragmentFirst`].
 pub const FRAGMENT_LEAD_BYTES: usize = 8;
+/// Length of a [`FrameKind::Moved`] frame's value in bytes: lane, four zeros, position there, next sequence number.
+pub const MARKER_BYTES: usize = 24;
 /// The longest change that fragments can carry, in bytes: 2^56 - 1.
 pub const FRAGMENTED_BYTES_MAX: u64 = (1 << 56) - 1;
 

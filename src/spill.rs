@@ -37,10 +37,9 @@ use crate::device::{Budget, Device, Log, SideValue, SpillRequest};
 use crate::error::SyncError;
 use crate::ledger::Ledger;
 use crate::queue::{BlockRange, Held, LocalBlock};
-use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header};
+use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header, MARKER_BYTES};
 use crate::types::{ChangeKind, SequenceNumber};
 use crate::uploader::Event;
-use crate::writer::MARKER_BYTES;
 
 /// Less than this in every lane lets the spiller sleep; a producer that crosses a multiple of it wakes it.
 const WORTH_WAKING_BYTES: u64 = 64 << 10;
