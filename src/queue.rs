@@ -176,41 +176,53 @@ impl Queue {
         }
     }
 
-    /// The bytes of blocks, from memory or from the disk.
-    pub fn load(&self, blocks: &[LocalBlock]) -> Result<Vec<Bytes>, PersistError> {
-        let load = |block: &LocalBlock| match (&block.held, &block.place) {
-            (Some(held), _) => Ok(held.bytes.clone()),
-            (None, Some(place)) => {
-                let mut bytes = vec![0; block.len];
-                let source = &self.devices[block.device];
-                let name = segment_name(place.segment);
-                let what = |reason: String| {
-                    let directory = source.directory.display();
-                    format!(
-                        "block {} at byte {} of {name} in {directory}: {reason}",
-                        block.number, place.offset
-                    )
-                };
-                match source.files.read_at(&name, place.offset, &mut bytes) {
-                    Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
-                    Ok(read) => {
-                        Err(PersistError::ReadBack { what: what(format!("{read} of {} bytes", block.len)) })
-                    }
-                    Err(error) => Err(PersistError::ReadBack { what: what(error.to_string()) }),
-                }
+    /// The bytes of blocks, from memory or, by way of `scratch`, from the disk. It is not made smaller again: memory that is
+    /// zeroed for each part, only to be read into, costs as much as reading it.
+    pub fn load<'a>(
+        &self,
+        blocks: &'a [LocalBlock],
+        scratch: &'a mut Vec<u8>,
+    ) -> Result<Vec<&'a [u8]>, PersistError> {
+        let on_disk = |block: &&LocalBlock| block.held.is_none();
+        let wanted = blocks.iter().filter(on_disk).map(|block| block.len).sum();
+        if scratch.len() < wanted {
+            scratch.resize(wanted, 0);
+        }
+        let mut free = &mut scratch[..];
+        let load = |block: &'a LocalBlock| match &block.held {
+            Some(held) => Ok(&held.bytes[..]),
+            None => {
+                let (bytes, rest) = std::mem::take(&mut free).split_at_mut(block.len);
+                free = rest;
+                self.read_back(block, bytes)?;
+                Ok(&*bytes)
             }
-            (None, None) => unreachable!("a block is in memory or on the disk"),
         };
         blocks.iter().map(load).collect()
+    }
+
+    fn read_back(&self, block: &LocalBlock, bytes: &mut [u8]) -> Result<(), PersistError> {
+        let place = block.place.as_ref().expect("a block is in memory or on the disk");
+        let source = &self.devices[block.device];
+        let name = segment_name(place.segment);
+        let reason = match source.files.read_at(&name, place.offset, bytes) {
+            Ok(read) if read == block.len => return Ok(()),
+            Ok(read) => format!("{read} of {} bytes", block.len),
+            Err(error) => error.to_string(),
+        };
+        let directory = source.directory.display();
+        let what =
+            format!("block {} at byte {} of {name} in {directory}: {reason}", block.number, place.offset);
+        Err(PersistError::ReadBack { what })
     }
 
     /// Verifies blocks, each against the place it should come from.
     pub fn decode<'a>(
         &self,
         blocks: &[LocalBlock],
-        loaded: &'a [Bytes],
+        loaded: &[&'a [u8]],
     ) -> Result<Vec<Block<'a>>, PersistError> {
-        let decode = |(block, bytes): (&LocalBlock, &'a Bytes)| {
+        let decode = |(block, bytes): (&LocalBlock, &&'a [u8])| {
             let expected = block.place.as_ref().map(Expected::from);
             Block::decode(bytes, expected.as_ref()).map_err(|error| {
                 let directory = self.devices[block.device].directory.display();

@@ -172,6 +172,8 @@ pub(crate) struct Uploader {
     object: Option<OpenObject>,
     finishing: Option<Finishing>,
     assembler: Assembler,
+    /// Blocks that are read back.
+    scratch: Vec<u8>,
     objects_made: u64,
     /// An object of this many bytes gets no further part.
     object_bytes_max: u64,
@@ -221,6 +223,7 @@ impl Uploader {
             object: None,
             finishing: None,
             assembler: Assembler::new(),
+            scratch: Vec::new(),
             objects_made: 0,
             object_bytes_max: object_bytes_max(&parts.driver),
             bytes_out: 0,

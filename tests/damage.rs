@@ -225,7 +225,7 @@ fn a_manifest_after_a_kill_shows_every_flipped_bit() {
                 must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of the manifest"));
             } else if bit == at % 8 {
                 // Nothing is missing.
-                let logs = LocalLogs::open(&dir.path().join("local")).unwrap();
+                let logs = LocalLogs::open(dir.path().join("local")).unwrap();
                 assert_eq!(logs.logs()[0].end(), SequenceNumber(1), "bit {bit} of byte {at}");
             }
         }

@@ -69,7 +69,7 @@ impl Uploader {
         let index = self.object.as_ref().map_or(0, |object| object.footer.parts().len() as u32);
         let compression = self.parts.options.compression;
         let queue = &self.parts.queue;
-        let part = queue.load(&blocks).and_then(|loaded| {
+        let part = queue.load(&blocks, &mut self.scratch).and_then(|loaded| {
             let decoded = queue.decode(&blocks, &loaded)?;
             let device_of = |log: LogId| {
                 let holds = |block: &&LocalBlock| block.ranges.iter().any(|range| range.log == log);
