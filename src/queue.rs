@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tidelog_io::aligned::AlignedBuf;
 use tidelog_io::disk::Files;
 use tidelog_io::segment::{BlockPlace, segment_name};
 
@@ -19,6 +20,9 @@ use crate::block::{Block, Expected};
 use crate::device::Charge;
 use crate::error::PersistError;
 use crate::types::{LogId, SequenceNumber};
+
+/// By how much [`Scratch`] grows.
+const SCRATCH_STEP_BYTES: usize = 2 << 20;
 
 /// The changes of one log in one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,43 +180,48 @@ impl Queue {
         }
     }
 
-    /// The bytes of blocks, from memory or, by way of `scratch`, from the disk. It is not made smaller again: memory that is
-    /// zeroed for each part, only to be read into, costs as much as reading it.
+    /// The bytes of blocks, from memory or, by way of `scratch`, from the disk: blocks side by side in one read, past the
+    /// page cache where that can be, since nobody reads them again.
     pub fn load<'a>(
         &self,
         blocks: &'a [LocalBlock],
-        scratch: &'a mut Vec<u8>,
+        scratch: &'a mut Scratch,
     ) -> Result<Vec<&'a [u8]>, PersistError> {
         let on_disk = |block: &&LocalBlock| block.held.is_none();
-        let wanted = blocks.iter().filter(on_disk).map(|block| block.len).sum();
-        if scratch.len() < wanted {
-            scratch.resize(wanted, 0);
-        }
-        let mut free = &mut scratch[..];
-        let load = |block: &'a LocalBlock| match &block.held {
-            Some(held) => Ok(&held.bytes[..]),
-            None => {
-                let (bytes, rest) = std::mem::take(&mut free).split_at_mut(block.len);
-                free = rest;
-                self.read_back(block, bytes)?;
-                Ok(&*bytes)
+        let mut free = scratch.get(blocks.iter().filter(on_disk).map(|block| block.len).sum())?;
+        let mut loaded = Vec::with_capacity(blocks.len());
+        for run in blocks.chunk_by(side_by_side) {
+            if let Some(held) = &run[0].held {
+                loaded.push(&held.bytes[..]);
+                continue;
             }
-        };
-        blocks.iter().map(load).collect()
+            let (bytes, rest) =
+                std::mem::take(&mut free).split_at_mut(run.iter().map(|block| block.len).sum());
+            free = rest;
+            self.read_back(&run[0], bytes)?;
+            let mut bytes = &*bytes;
+            for block in run {
+                let (block, rest) = bytes.split_at(block.len);
+                loaded.push(block);
+                bytes = rest;
+            }
+        }
+        Ok(loaded)
     }
 
-    fn read_back(&self, block: &LocalBlock, bytes: &mut [u8]) -> Result<(), PersistError> {
-        let place = block.place.as_ref().expect("a block is in memory or on the disk");
-        let source = &self.devices[block.device];
+    /// Reads what begins with a block.
+    fn read_back(&self, first: &LocalBlock, bytes: &mut [u8]) -> Result<(), PersistError> {
+        let place = first.place.as_ref().expect("a block is in memory or on the disk");
+        let source = &self.devices[first.device];
         let name = segment_name(place.segment);
         let reason = match source.files.read_at(&name, place.offset, bytes) {
-            Ok(read) if read == block.len => return Ok(()),
-            Ok(read) => format!("{read} of {} bytes", block.len),
+            Ok(read) if read == bytes.len() => return Ok(()),
+            Ok(read) => format!("{read} of {} bytes", bytes.len()),
             Err(error) => error.to_string(),
         };
         let directory = source.directory.display();
         let what =
-            format!("block {} at byte {} of {name} in {directory}: {reason}", block.number, place.offset);
+            format!("block {} at byte {} of {name} in {directory}: {reason}", first.number, place.offset);
         Err(PersistError::ReadBack { what })
     }
 
@@ -236,5 +245,32 @@ impl Queue {
             })
         };
         blocks.iter().zip(loaded).map(decode).collect()
+    }
+}
+
+/// Whether both are read back, and `next` stands right behind `block`.
+fn side_by_side(block: &LocalBlock, next: &LocalBlock) -> bool {
+    let (None, None, Some(place), Some(behind)) = (&block.held, &next.held, &block.place, &next.place) else {
+        return false;
+    };
+    block.device == next.device
+        && place.segment == behind.segment
+        && place.offset + block.len as u64 == behind.offset
+}
+
+/// Memory that blocks are read back into, aligned for reads past the page cache. It is kept, since zeroing it for each part
+/// costs as much as reading.
+#[derive(Default)]
+pub(crate) struct Scratch(Option<AlignedBuf>);
+
+impl Scratch {
+    fn get(&mut self, len: usize) -> Result<&mut [u8], PersistError> {
+        if self.0.as_ref().map_or(0, |buffer| buffer.len()) < len {
+            let buffer = AlignedBuf::alone(len.next_multiple_of(SCRATCH_STEP_BYTES)).map_err(|error| {
+                PersistError::ReadBack { what: format!("{len} bytes of memory for it: {error}") }
+            })?;
+            self.0 = Some(buffer);
+        }
+        Ok(self.0.as_mut().map_or(&mut [], |buffer| &mut buffer[..len]))
     }
 }

@@ -32,7 +32,7 @@ use crate::custody::{Custody, Holding};
 use crate::error::PersistError;
 use crate::handle::ChangelogHandle;
 use crate::options::Options;
-use crate::queue::{LocalBlock, Queue};
+use crate::queue::{LocalBlock, Queue, Scratch};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 use object::{Finishing, OpenObject};
@@ -172,8 +172,7 @@ pub(crate) struct Uploader {
     object: Option<OpenObject>,
     finishing: Option<Finishing>,
     assembler: Assembler,
-    /// Blocks that are read back.
-    scratch: Vec<u8>,
+    scratch: Scratch,
     objects_made: u64,
     /// An object of this many bytes gets no further part.
     object_bytes_max: u64,
@@ -223,7 +222,7 @@ impl Uploader {
             object: None,
             finishing: None,
             assembler: Assembler::new(),
-            scratch: Vec::new(),
+            scratch: Scratch::default(),
             objects_made: 0,
             object_bytes_max: object_bytes_max(&parts.driver),
             bytes_out: 0,
