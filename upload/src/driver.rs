@@ -483,6 +483,8 @@ impl Core {
     /// After every change of the policy, with its lock released: tells what is to be known of it.
     fn policy_changed(&self) {
         let now = self.timers.now();
+        // Held from before the look at the policy: who looked later must not be followed by who looked earlier.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let (deadline, stats, open) = {
             let policy = self.policy();
             let open: Vec<_> = (0..self.stores.len())
@@ -491,15 +493,13 @@ impl Core {
             (policy.deadline(), policy.stats(), open)
         };
         self.canaries.set(deadline);
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let before = mem::replace(&mut *told, Told { stats, open });
         for (event, before, now) in [
             ("issued", before.stats.hedges, stats.hedges),
             ("won", before.stats.hedges_won, stats.hedges_won),
             ("denied", before.stats.hedges_denied, stats.hedges_denied),
         ] {
-            // Another thread may have told of more already.
-            metrics::hedges(event, now.saturating_sub(before));
+            metrics::hedges(event, now - before);
         }
         for ((label, before), now) in self.labels.iter().zip(before.open).zip(&told.open) {
             if before != *now {

@@ -6,7 +6,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -22,9 +22,6 @@ const NAME_PREFIX: &str = "tidelog-canary-";
 
 /// What they carry.
 const BYTES: &[u8] = b"written by tidelog to see whether this bucket works; delete it if you like\n";
-
-/// A deadline of the policy that has passed without a canary is looked at again after so long.
-const AGAIN: Duration = Duration::from_millis(10);
 
 /// When the policy wants to be asked.
 #[derive(Debug, Default)]
@@ -70,7 +67,7 @@ pub(super) fn start(core: &Arc<Core>) {
             let due = runner.policy().canary(now);
             match due {
                 Some(canary) => fly(&runner, canary).await,
-                None => wait(&runner, now).await,
+                None => wait(&runner).await,
             }
             runner.policy_changed();
         }
@@ -79,13 +76,12 @@ pub(super) fn start(core: &Arc<Core>) {
 }
 
 /// Until the policy's deadline.
-async fn wait(core: &Core, asked: Instant) {
+async fn wait(core: &Core) {
     let mut sleep: Option<(Instant, Sleep)> = None;
     poll_fn(|context| {
         let Some(deadline) = core.canaries.watch(context.waker()) else { return Poll::Pending };
-        let until = deadline.max(asked + AGAIN);
-        if sleep.as_ref().is_none_or(|(known, _)| *known != until) {
-            sleep = Some((until, core.timers.sleep_until(until)));
+        if sleep.as_ref().is_none_or(|(known, _)| *known != deadline) {
+            sleep = Some((deadline, core.timers.sleep_until(deadline)));
         }
         match &mut sleep {
             Some((_, sleep)) => Pin::new(sleep).poll(context),

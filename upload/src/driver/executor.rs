@@ -71,8 +71,10 @@ impl Executor {
         self.run();
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.shutdown.lock().closed
+    /// How many tasks would be told of a shutdown.
+    #[cfg(test)]
+    pub(super) fn tasks_known(&self) -> usize {
+        self.shutdown.lock().wakers.len()
     }
 }
 

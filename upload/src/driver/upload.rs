@@ -175,10 +175,6 @@ impl Object {
     async fn run(mut self) {
         loop {
             while let Some(input) = self.inbox.pop() {
-                // Stores that never wait would otherwise go on after the shutdown, within one poll.
-                if self.core.executor.is_closed() {
-                    return;
-                }
                 self.take(input);
             }
             if self.orphaned && self.leftovers.is_some() {
@@ -436,8 +432,35 @@ impl Drop for Object {
     fn drop(&mut self) {
         self.core.uploads().remove(&self.number);
         self.inbox.close();
-        for request in self.requests.values() {
-            request.cancel.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use crate::driver::Driver;
+    use crate::options::UploadOptions;
+    use crate::sim::SimStore;
+    use crate::store::Store;
+
+    #[test]
+    fn nothing_is_remembered_of_objects_that_ended() {
+        let stores: Vec<Arc<dyn Store>> = vec![Arc::new(SimStore::new(1))];
+        let driver = Driver::inline(stores, UploadOptions::default(), Arc::new(Instant::now)).unwrap();
+        let tasks = driver.core.executor.tasks_known();
+        for number in 0..10 {
+            let mut upload = driver.upload(&number.to_string(), None);
+            upload.put(vec!["bytes".into()], |outcome| outcome.unwrap());
+            assert!(driver.core.uploads().len() == 1 && driver.core.executor.tasks_known() > tasks);
+            if number % 2 == 0 {
+                upload.finish(Vec::new(), |outcome| drop(outcome.unwrap()), |leftovers| assert!(!leftovers));
+            } else {
+                drop(upload);
+            }
         }
+        assert!(driver.core.uploads().is_empty());
+        assert_eq!(driver.core.executor.tasks_known(), tasks);
     }
 }
