@@ -308,7 +308,8 @@ impl Policy {
     /// Leave to race a request of this age, or `None`. A race that sends many parts costs as many tokens, at most all.
     pub(crate) fn grant(&mut self, age: Duration, delay: Duration, parts: usize) -> Option<Grant> {
         let HedgeOptions { tokens_max, second_chance_delays, second_chance_max, .. } = self.options.hedging;
-        let cost = (parts as f64).min(tokens_max);
+        // With a purse that never holds one, no race is paid for.
+        let cost = (parts as f64).min(tokens_max.max(1.0));
         let grant = if cost <= self.tokens {
             self.tokens -= cost;
             Grant::Token

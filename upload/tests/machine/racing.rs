@@ -79,6 +79,36 @@ fn a_hedge_that_fails_leaves_the_first_attempt_alone() {
 }
 
 #[test]
+fn a_hedge_that_fails_does_not_count_as_a_failure_of_the_first_attempt() {
+    let (mut h, primary, home) = with_a_late_part();
+    h.pass(LATE);
+    let hedge = h.only(is_put);
+    h.err(hedge, StoreErrorKind::Interrupted);
+    // The first failure goes elsewhere at once.
+    h.err(primary, StoreErrorKind::Throttled);
+    let again = h.only(is_put);
+    assert_ne!(h.in_flight[&again].bucket, home);
+}
+
+#[test]
+fn a_race_without_a_token_makes_room_for_another_when_it_is_over() {
+    let mut options = UploadOptions::default();
+    (options.hedging.tokens_max, options.hedging.tokens_per_part) = (0.0, 0.0);
+    options.hedging.second_chance_max = 1;
+    let mut h = Harness::new(&four(), options, 3);
+    h.object(&[CHUNK; 4]);
+    h.created();
+    h.pass(SECOND);
+    // After a third loss the bucket would be left altogether.
+    for _ in 0..2 {
+        let hedge = h.only(is_put);
+        h.ok(hedge);
+        h.pass(SECOND);
+    }
+    h.only(is_put);
+}
+
+#[test]
 fn a_hedge_that_lost_is_cancelled_and_what_it_may_have_left_is_deleted_and_told() {
     let (mut h, primary, home) = with_a_late_part();
     h.pass(LATE);
