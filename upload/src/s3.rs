@@ -55,7 +55,11 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
         };
         StoreError::new(Operation::Open, &url, "", StoreErrorKind::InvalidUrl(why))
     })?;
-    Ok(Arc::new(S3 { url: url.trim_end_matches('/').into(), address, clients: ClientMaker::new() }))
+    Ok(Arc::new(S3 {
+        url: url.trim_end_matches('/').into(),
+        address,
+        clients: ClientMaker::new(client::IDLE_MAX),
+    }))
 }
 
 #[derive(Debug)]

@@ -283,6 +283,20 @@ fn a_range_is_exactly_that() {
 }
 
 #[test]
+fn a_range_beyond_4_gib_is_exactly_that() {
+    let found = |range: &str| {
+        let header = format!("Content-Range: bytes {range}/9000000000");
+        let server = Server::start(&[answer("206 Partial", &[&header], "2345")]);
+        let found = run(server.store("anonymous=true").get("a/b", 5_000_000_000..5_000_000_004));
+        assert_eq!(server.requests()[0].header("range"), Some("bytes=5000000000-5000000003"));
+        found
+    };
+    assert_eq!(found("5000000000-5000000003").unwrap(), "2345");
+    // The same in 32 bits.
+    assert_eq!(*found("705032704-705032707").unwrap_err().kind(), StoreErrorKind::Interrupted);
+}
+
+#[test]
 fn listings_go_on_to_their_end_and_not_beyond() {
     let page = |rest: &str, keys: &[&str]| {
         let objects: String =

@@ -23,7 +23,7 @@ use super::address::Address;
 use crate::store::Lane;
 
 /// How long a connection may idle: below the 60 s and more after which servers and balancers drop them without a word.
-const IDLE_MAX: Duration = Duration::from_secs(20);
+pub(crate) const IDLE_MAX: Duration = Duration::from_secs(20);
 
 /// The region that servers other than AWS expect in signatures unless they are told otherwise.
 const REGION_ELSEWHERE: &str = "us-east-1";
@@ -56,11 +56,12 @@ pub(crate) struct ClientMaker {
 }
 
 impl ClientMaker {
-    pub(crate) fn new() -> ClientMaker {
+    /// With connections that are closed when they were idle for this long.
+    pub(crate) fn new(idle_max: Duration) -> ClientMaker {
         let pool = || {
             HttpBuilder::new()
                 .tls_provider(Provider::Rustls(CryptoMode::Ring))
-                .pool_idle_timeout(IDLE_MAX)
+                .pool_idle_timeout(idle_max)
                 .build_https()
         };
         ClientMaker {
@@ -168,7 +169,72 @@ impl TimeSource for Clock {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
     use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    }
+
+    fn anonymous(endpoint: &str) -> Address {
+        Address::parse(&format!("s3://bucket?endpoint={endpoint}&anonymous=true"), None).unwrap()
+    }
+
+    #[test]
+    fn the_sdk_neither_retries_nor_limits_nor_guards() {
+        let address = anonymous("http://127.0.0.1:9");
+        let clients = runtime().block_on(ClientMaker::new(IDLE_MAX).make(&address)).unwrap();
+        for lane in [Lane::Primary, Lane::Hedge] {
+            let client = clients.of(lane);
+            let config = client.config();
+            assert_eq!(config.retry_config().unwrap().max_attempts(), 1);
+            assert!(!config.timeout_config().unwrap().has_timeouts());
+            let guard = config.stalled_stream_protection().unwrap();
+            assert!(!guard.upload_enabled() && !guard.download_enabled());
+        }
+    }
+
+    #[test]
+    fn a_connection_that_was_idle_for_too_long_is_not_used_again() {
+        assert!(IDLE_MAX < Duration::from_secs(60), "servers drop them after that");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = anonymous(&format!("http://{}", listener.local_addr().unwrap()));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                counted.fetch_add(1, Ordering::Relaxed);
+                thread::spawn(move || {
+                    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                    while let Some(Ok(line)) = lines.next() {
+                        if line.is_empty() {
+                            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+                        }
+                    }
+                });
+            }
+        });
+        const DELETES: usize = 10;
+        let delete_all = |idle_max: Duration| {
+            let before = connections.load(Ordering::Relaxed);
+            runtime().block_on(async {
+                let clients = ClientMaker::new(idle_max).make(&address).await.unwrap();
+                for _ in 0..DELETES {
+                    let client = clients.of(Lane::Primary);
+                    client.delete_object().bucket("bucket").key("key").send().await.unwrap();
+                }
+            });
+            connections.load(Ordering::Relaxed) - before
+        };
+        // The shortest time that there is, and one that is not over before the end.
+        assert_eq!(delete_all(Duration::from_nanos(1)), DELETES);
+        assert!(delete_all(IDLE_MAX) < DELETES);
+    }
 
     #[test]
     fn the_clock_follows_the_store_in_both_directions() {

@@ -245,6 +245,7 @@ mod tests {
             (Complete, 200, "SlowDown", Kind::Throttled),
             (Complete, 200, "", Kind::Interrupted),
             (Complete, 404, "NoSuchUpload", Kind::NoSuchUpload),
+            (Complete, 200, "NoSuchUpload", Kind::NoSuchUpload),
             (PutPart, 404, "", Kind::NoSuchUpload),
             (Complete, 400, "InvalidPart", Kind::InvalidPart),
             (Complete, 400, "InvalidPartOrder", Kind::InvalidPart),
