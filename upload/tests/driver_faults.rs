@@ -117,6 +117,13 @@ fn what_comes_after_a_shutdown_is_answered_too() {
         drop(upload);
         assert_eq!(Calls::all(&driver).answered(), 0);
     }
+    // At once where nobody has to notice first, and while the upload is still there.
+    let (driver, _) = inline(vec![Arc::new(SimStore::new(1))], small_parts());
+    let mut upload = driver.upload("a", None);
+    driver.shutdown();
+    let mut late = put(&mut upload, "late");
+    let outcome = late.wait_timeout(Duration::ZERO).expect("an answer").unwrap();
+    assert_eq!(*outcome.unwrap_err().kind(), StoreErrorKind::ShutDown);
     // The caller's runtime is not ours to end.
     assert_eq!(host.block_on(async { host.spawn(async { 7 }).await.unwrap() }), 7);
 }
@@ -137,6 +144,7 @@ fn uploads_that_outlive_their_driver_are_answered() {
 
 #[test]
 fn drivers_that_come_and_go_leave_no_thread() {
+    const CYCLES: usize = 60;
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
     let cycle = || {
         let (store, seen) = stuck_at(0);
@@ -151,13 +159,13 @@ fn drivers_that_come_and_go_leave_no_thread() {
     };
     cycle();
     let before = threads();
-    for _ in 0..20 {
+    for _ in 0..CYCLES {
         cycle();
     }
     // Other tests of this process start some meanwhile, and threads end a little after they were told to.
     let mut left = threads();
     for _ in 0..1000 {
-        if left < before + 20 {
+        if left < before + CYCLES / 2 {
             return;
         }
         thread::sleep(Duration::from_millis(10));
@@ -243,6 +251,8 @@ fn a_read_that_never_ends_is_given_up_and_asked_again() {
     outcome(&driver, &time, placement).unwrap();
     let (done, read) = answer();
     driver.get(HOME, "a", 1..3, done);
+    // These come; in flight is what goes.
+    assert_eq!(driver.stats().bytes_in_flight, 0);
     assert_eq!(outcome(&driver, &time, read).unwrap(), "bc");
     assert_eq!(driver.stats().retries, 2);
     // The second limit was longer than the first.
@@ -392,13 +402,57 @@ fn an_object_that_has_failed_refuses_more_and_says_why() {
     let (driver, time) = inline(vec![Arc::new(store.clone())], small_parts());
     let mut upload = driver.upload("a", Some(time.now() + Duration::from_secs(5)));
     let first = put(&mut upload, "123456789");
-    outcome(&driver, &time, first).unwrap_err();
+    let why = outcome(&driver, &time, first).unwrap_err();
+    assert!(why.to_string().contains("a trap"), "{why}");
     let late = put(&mut upload, "late");
-    outcome(&driver, &time, late).unwrap_err();
+    assert_eq!(outcome(&driver, &time, late).unwrap_err().to_string(), why.to_string());
     let (placement, _) = finish(upload, "later");
-    let _: StoreError = outcome(&driver, &time, placement).unwrap_err();
+    let error: StoreError = outcome(&driver, &time, placement).unwrap_err();
+    assert_eq!(error.to_string(), why.to_string());
     assert_eq!(store.inner.stats().calls(Operation::PutPart), 0);
     assert_eq!(driver.stats().bytes_in_memory, 0);
+}
+
+#[test]
+fn a_failed_object_lets_go_of_its_bytes_at_once() {
+    let store = Trapped::new(SimStore::new(1), |operation, _, _| {
+        (operation == Operation::Create).then_some(Trap::Fail)
+    });
+    let (driver, time) = inline(vec![Arc::new(store)], small_parts());
+    let mut upload = driver.upload("a", None);
+    // Of these some are in a part, and some wait for more.
+    let memory = Arc::new(*b"123456");
+    let (done, outcome_of_put) = answer();
+    upload.put(vec![bytes::Bytes::from_owner(SharedBytes(Arc::clone(&memory)))], done);
+    outcome(&driver, &time, outcome_of_put).unwrap_err();
+    assert_eq!(Arc::strong_count(&memory), 1);
+    drop(upload);
+}
+
+/// Memory of which it can be told when it is let go.
+struct SharedBytes(Arc<[u8; 6]>);
+
+impl AsRef<[u8]> for SharedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &*self.0
+    }
+}
+
+#[test]
+fn what_a_store_was_doing_is_dropped_when_it_is_given_up_even_if_that_panics() {
+    for trap in [Trap::Never, Trap::NeverAndBomb] {
+        let tries = AtomicUsize::new(0);
+        let store = Trapped::new(SimStore::new(1), move |operation, _, _| {
+            (operation == Operation::Put && tries.fetch_add(1, Ordering::Relaxed) < 2).then_some(trap)
+        });
+        let (driver, time) = inline(vec![Arc::new(store.clone())], small_parts());
+        let (placement, leftovers) = finish(driver.upload("a", None), "x");
+        assert_eq!(store.under_way(), 1);
+        assert_eq!(outcome(&driver, &time, placement).unwrap().bytes, 1);
+        outcome(&driver, &time, leftovers);
+        assert_eq!(store.under_way(), 0);
+        assert_eq!(driver.stats().bytes_in_flight, 0);
+    }
 }
 
 #[test]

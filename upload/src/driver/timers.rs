@@ -203,5 +203,24 @@ mod tests {
         super::super::block_on(timers.sleep_until(Instant::now() + Duration::from_millis(5)));
         timers.close();
         assert_eq!(timers.next(), None);
+        let mut late = timers.sleep_until(Instant::now() + Duration::from_secs(3600));
+        assert!(Pin::new(&mut late).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(timers.next(), None, "nobody would ever wake it");
+    }
+
+    #[test]
+    fn closing_wakes_a_thread_that_has_nothing_to_wait_for() {
+        let timers = Timers::threaded().unwrap();
+        // It parks soon, if it has not.
+        thread::sleep(Duration::from_millis(20));
+        timers.close();
+        for _ in 0..5_000 {
+            // The thread has the other one.
+            if Arc::strong_count(&timers) == 1 {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        panic!("the thread is still there");
     }
 }

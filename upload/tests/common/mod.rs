@@ -124,6 +124,8 @@ pub fn outcome<T>(driver: &Driver, time: &Time, mut pending: Pending<T>) -> T {
 pub enum Trap {
     /// It never ends.
     Never,
+    /// Nor does this one, and the store panics when it is given up.
+    NeverAndBomb,
     /// It waits until the gate is opened.
     Gate,
     /// The store panics.
@@ -148,6 +150,20 @@ struct Shared {
     gate: Mutex<(bool, Vec<Waker>)>,
     taken_bytes: Mutex<Option<u64>>,
     retired: AtomicU64,
+    under_way: AtomicU64,
+}
+
+/// A request that the store is busy with.
+struct UnderWay<'a> {
+    count: &'a AtomicU64,
+    bomb: bool,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        assert!(!self.bomb, "a bomb");
+    }
 }
 
 impl Trapped {
@@ -161,6 +177,7 @@ impl Trapped {
             gate: Mutex::default(),
             taken_bytes: Mutex::default(),
             retired: AtomicU64::new(0),
+            under_way: AtomicU64::new(0),
         };
         Trapped { inner, shared: Arc::new(shared) }
     }
@@ -173,6 +190,11 @@ impl Trapped {
     /// How many connections were to be closed.
     pub fn retired(&self) -> u64 {
         self.shared.retired.load(Ordering::Relaxed)
+    }
+
+    /// How many requests have begun, and neither ended nor were given up.
+    pub fn under_way(&self) -> u64 {
+        self.shared.under_way.load(Ordering::Relaxed)
     }
 
     fn connect(&self, wire: &Wire) {
@@ -203,9 +225,12 @@ impl Trapped {
     ) -> BoxFuture<'a, Result<T, StoreError>> {
         Box::pin(async move {
             let trap = (self.shared.choice.lock().unwrap())(operation, name, lane);
+            let count = &self.shared.under_way;
+            count.fetch_add(1, Ordering::Relaxed);
+            let _under_way = UnderWay { count, bomb: trap == Some(Trap::NeverAndBomb) };
             match trap {
                 None | Some(Trap::Truncate) => request.await,
-                Some(Trap::Never) => pending().await,
+                Some(Trap::Never | Trap::NeverAndBomb) => pending().await,
                 Some(Trap::Panic) => panic!("a trap"),
                 Some(Trap::Fail) => {
                     Err(StoreError::failed(operation, self.inner.url(), name, false, "a trap"))

@@ -229,6 +229,44 @@ fn no_such_upload_at_a_second_complete_is_settled_by_the_object() {
 }
 
 #[test]
+fn no_such_upload_at_a_listing_is_settled_by_the_object() {
+    for there in [true, false] {
+        let mut h = completing();
+        let complete = h.only(is_complete);
+        h.err(complete, StoreErrorKind::InvalidPart);
+        let list = h.only(|f| matches!(f.request, Request::ListParts { .. }));
+        h.err(list, StoreErrorKind::NoSuchUpload);
+        let head = h.only(|f| f.request == Request::Head);
+        if there {
+            h.found(head, 2 * CHUNK + 1000);
+        } else {
+            h.err(head, StoreErrorKind::NotFound);
+            h.created();
+            h.all_ok(is_part);
+            h.all_ok(is_complete);
+        }
+        assert_eq!(h.placement().pieces[0].name, if there { "o" } else { "o.w1" });
+    }
+}
+
+#[test]
+fn a_put_of_unknown_outcome_is_followed_by_one_of_another_name_and_deleted() {
+    let mut h = Harness::new(&[s3()], hedging_off(), 1);
+    h.object(&[1000]);
+    let first = h.only(is_put);
+    h.err(first, StoreErrorKind::Interrupted);
+    h.pass(SECOND);
+    let second = h.only(is_put);
+    assert_eq!((&*h.in_flight[&second].name, h.in_flight.len()), ("o.w1", 1));
+    h.ok(second);
+    assert_eq!(h.placement().pieces[0].name, "o.w1");
+    let delete = h.only(is_clearing);
+    assert_eq!(h.in_flight[&delete].name, "o");
+    h.ok(delete);
+    assert_eq!(h.settled, Some(true), "it may yet appear");
+}
+
+#[test]
 fn invalid_part_is_repaired_from_the_listing_under_a_new_number() {
     let mut h = completing();
     let complete = h.only(is_complete);
@@ -395,6 +433,23 @@ fn a_store_without_parts_gets_the_object_in_one_request() {
     assert_eq!(h.in_flight[&put].request, Request::Put { chunks: 0..3 });
     h.ok(put);
     assert_eq!(h.placement().bytes, 2 * CHUNK + 5);
+}
+
+#[test]
+fn pieces_beyond_4_gib_are_where_they_are() {
+    const GIB: u64 = 1 << 30;
+    let mut h = Harness::new(&[s3()], hedging_off(), 1);
+    h.object(&[5 * GIB, 5 * GIB, 5 * GIB, 77]);
+    h.created();
+    // Sent again under a higher number, so that it comes after two others in the object.
+    let first = h.only(|f| matches!(f.request, Request::Part { chunk: 0, .. }));
+    h.err(first, StoreErrorKind::Interrupted);
+    h.pass(2 * SECOND);
+    h.all_ok(is_part);
+    h.all_ok(is_complete);
+    let pieces: Vec<_> = h.placement().pieces.iter().map(|piece| (piece.offset, piece.bytes)).collect();
+    assert_eq!(pieces, [(10 * GIB, 5 * GIB), (0, 10 * GIB), (15 * GIB, 77)]);
+    assert_eq!(h.placement().bytes, 15 * GIB + 77);
 }
 
 #[test]
