@@ -348,8 +348,18 @@ fn nothing_new_makes_no_object() {
 
 #[test]
 fn an_object_goes_when_the_last_log_in_it_is_truncated() {
+    for directories in 1..=2 {
+        an_object_of_two_logs_goes(directories);
+    }
+}
+
+fn an_object_of_two_logs_goes(directories: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let changelog = open(dir.path());
+    let mut options = options(dir.path());
+    for directory in 1..directories {
+        options = options.add_directory(dir.path().join(directory.to_string()));
+    }
+    let changelog = Changelog::open(options).unwrap();
     let mut one = changelog.create_writer("one", KeyGroupRange::ALL).unwrap();
     let mut two = changelog.create_writer("two", KeyGroupRange::ALL).unwrap();
     one.append(KeyGroup(1), b"a").unwrap();
