@@ -197,7 +197,7 @@ fn act(history: &mut History, action: Action, faulty: &Faulty) -> Result<(), Ove
             if history.rng.chance(300) {
                 history.finish_readings();
             }
-            if faulty.bucket && history.rng.chance(100) {
+            if faulty.bucket && history.rng.chance(200) {
                 let fault = tidelog_upload::sim::Fault::Before;
                 history.machine.stores.iter().for_each(|store| store.fail_next(Operation::Get, fault));
             }
@@ -292,7 +292,9 @@ impl Faulty {
                 history.machine.kill_bucket(index);
             }
             for operation in CHANGES {
-                if history.rng.chance(400) {
+                // What is seldom asked must fail often to be seen failing.
+                let seldom = matches!(operation, Operation::Abort | Operation::Head | Operation::ListParts);
+                if history.rng.chance(if seldom { 900 } else { 400 }) {
                     let mut chance = || history.rng.below(250) as f64 / 1000.0;
                     let (before, after, late, throttled) = (chance(), chance(), chance(), chance());
                     store.set_chances(operation, Chances { before, after, late, throttled });
