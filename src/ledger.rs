@@ -21,7 +21,7 @@ use crate::checkpoint::Request;
 use crate::device::lock;
 use crate::error::PersistError;
 use crate::handle::{ChangelogHandle, Extent};
-use crate::manifest::{ManifestRecord, ManifestState};
+use crate::manifest::{LogExtent, LogState, ManifestRecord, ManifestState};
 use crate::types::{LogId, SequenceNumber};
 
 /// A manifest that has grown to this many bytes beyond its last rewriting is rewritten when it has also doubled.
@@ -41,14 +41,18 @@ struct Inner {
     noted: Vec<Vec<u8>>,
     /// The end of the file is unknown.
     broken: bool,
+    /// Completed objects of which the file may not know that.
+    unwritten: BTreeSet<String>,
     detached: Option<Detached>,
 }
 
-/// What the file says for ever, since nothing is written to it any more.
+/// What the file says for ever, since nothing newer is written to it any more.
 #[derive(Debug, Default)]
 struct Detached {
-    /// Uploads that count as unfinished: the next open removes their objects.
+    /// Uploads that count as unfinished, or may: the next open removes their objects.
     uploads: BTreeSet<String>,
+    /// What the file should say, as long as it may not know of a completed object.
+    late: Option<Vec<Vec<u8>>>,
     /// Objects that hold changes of its logs.
     objects: BTreeSet<String>,
 }
@@ -62,8 +66,9 @@ impl fmt::Debug for Ledger {
 impl Ledger {
     pub fn new(state: ManifestState, manifest: Manifest) -> Ledger {
         let rewritten_bytes = manifest.len_bytes();
-        let (noted, broken, detached) = (Vec::new(), false, None);
-        Ledger { inner: Mutex::new(Inner { state, manifest, rewritten_bytes, noted, broken, detached }) }
+        let (noted, broken, unwritten, detached) = (Vec::new(), false, BTreeSet::new(), None);
+        let inner = Inner { state, manifest, rewritten_bytes, noted, broken, unwritten, detached };
+        Ledger { inner: Mutex::new(inner) }
     }
 
     /// Looks at the state.
@@ -74,7 +79,15 @@ impl Ledger {
     /// The handle for a request, from what is known of completed objects.
     pub fn handle(&self, request: &Request) -> Result<ChangelogHandle, PersistError> {
         let Request { log, from, to, .. } = *request;
-        self.read(|state| handle_in(state, log, from, to))
+        let inner = lock(&self.inner);
+        if let (Some(detached), Some(known)) = (&inner.detached, inner.state.logs().get(&log))
+            && let Some(doomed) =
+                overlapping(known, from, to).find(|extent| detached.uploads.contains(&extent.object))
+        {
+            let source = Arc::new(io::Error::other("the directory went out of service before"));
+            return Err(PersistError::Manifest { object: doomed.object.clone(), source });
+        }
+        handle_in(&inner.state, log, from, to)
     }
 
     /// Adds records and makes them durable, all or none as far as readers of the file can tell.
@@ -89,6 +102,9 @@ impl Ledger {
         let mut encoded = std::mem::take(&mut inner.noted);
         for record in records {
             encoded.push(record.encode());
+            if let (ManifestRecord::ObjectCompleted(object), None) = (&record, &inner.detached) {
+                inner.unwritten.insert(object.object.clone());
+            }
             inner.apply(record);
         }
         if inner.detached.is_some() {
@@ -105,6 +121,7 @@ impl Ledger {
             inner.broken = true;
             return inner.rewrite();
         }
+        inner.unwritten.clear();
         Ok(())
     }
 
@@ -126,25 +143,40 @@ impl Ledger {
     /// What the file system says.
     pub fn seal(&self) -> io::Result<()> {
         let mut inner = lock(&self.inner);
-        if inner.detached.is_some() { Ok(()) } else { inner.rewrite() }
+        if inner.detached.is_none() {
+            return inner.rewrite();
+        }
+        inner.write_late();
+        Ok(())
     }
 
-    /// Makes sure that nothing recorded is only in memory.
+    /// Makes sure that nothing recorded is only in memory, but for what was since the device went out of service.
     ///
     /// # Errors
     /// What the file system says.
     pub fn settle(&self) -> io::Result<()> {
         let mut inner = lock(&self.inner);
-        if inner.broken && inner.detached.is_none() { inner.rewrite() } else { Ok(()) }
+        if inner.detached.is_some() {
+            inner.write_late();
+        } else if inner.broken {
+            inner.rewrite()?;
+        }
+        Ok(())
     }
 
     /// The device is out of service: go on in memory.
     pub fn detach(&self) {
         let mut inner = lock(&self.inner);
+        if inner.detached.is_some() {
+            return;
+        }
         let unfinished = |object: &&String| !inner.state.objects().contains_key(*object);
-        let uploads = inner.state.uploads().keys().filter(unfinished).cloned().collect();
+        let unfinished = inner.state.uploads().keys().filter(unfinished);
+        let uploads = unfinished.chain(&inner.unwritten).cloned().collect();
         let objects = inner.state.objects().keys().cloned().collect();
-        inner.detached.get_or_insert(Detached { uploads, objects });
+        let late = (!inner.unwritten.is_empty()).then(|| inner.snapshot());
+        inner.detached = Some(Detached { uploads, late, objects });
+        inner.write_late();
     }
 
     /// Whether the ledger goes on in memory alone.
@@ -173,9 +205,7 @@ pub(crate) fn handle_in(
     let Some(known) = state.logs().get(&log) else {
         return Err(PersistError::OutOfRange { log, from, start: to, end: to });
     };
-    let overlapping =
-        known.extents.iter().filter(|extent| from < to && extent.first < to && extent.end > from);
-    let extents = overlapping.map(|extent| {
+    let extents = overlapping(known, from, to).map(|extent| {
         let object = &state.objects()[&extent.object];
         Extent {
             pieces: object.pieces.clone(),
@@ -189,6 +219,15 @@ pub(crate) fn handle_in(
         .map_err(|_| PersistError::OutOfRange { log, from, start: known.truncated, end: to })
 }
 
+/// What objects hold of the changes `[from, to)` of a log.
+fn overlapping(
+    known: &LogState,
+    from: SequenceNumber,
+    to: SequenceNumber,
+) -> impl Iterator<Item = &LogExtent> {
+    known.extents.iter().filter(move |extent| from < to && extent.first < to && extent.end > from)
+}
+
 impl Inner {
     fn apply(&mut self, record: ManifestRecord) {
         if let Err(error) = self.state.apply(record) {
@@ -199,12 +238,26 @@ impl Inner {
     fn rewrite(&mut self) -> io::Result<()> {
         self.broken = true;
         self.noted.clear();
-        let records: Vec<Vec<u8>> = self.state.snapshot().iter().map(ManifestRecord::encode).collect();
-        let slices: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
-        self.manifest.rewrite(&slices)?;
+        self.manifest.rewrite(&self.snapshot())?;
         self.broken = false;
+        self.unwritten.clear();
         self.rewritten_bytes = self.manifest.len_bytes();
         Ok(())
+    }
+
+    fn snapshot(&self) -> Vec<Vec<u8>> {
+        self.state.snapshot().iter().map(ManifestRecord::encode).collect()
+    }
+
+    /// Writes what could not be written before the device went out of service. It may be at any later time: nothing on
+    /// the disk changes any more, and no object that the file may know is deleted.
+    fn write_late(&mut self) {
+        let Some(Detached { uploads, late, .. }) = &mut self.detached else { return };
+        let Some(records) = late else { return };
+        if self.manifest.rewrite(records).is_ok() {
+            *late = None;
+            uploads.retain(|object| !self.unwritten.contains(object));
+        }
     }
 }
 

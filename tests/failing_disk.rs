@@ -40,9 +40,13 @@ fn options() -> Options {
 /// On the disk of `world`, with at most one write in flight. Each look at the clock takes a while, so that nothing is
 /// waited for in vain.
 fn open(world: &SimWorld, options: Options) -> (Changelog, Arc<SimStore>) {
+    let store = Arc::new(SimStore::new(3));
+    (open_with(world, options, &store), store)
+}
+
+fn open_with(world: &SimWorld, options: Options, store: &Arc<SimStore>) -> Changelog {
     let start = Instant::now();
     let mut random = SimRng::new(1);
-    let store = Arc::new(SimStore::new(3));
     let ticks = AtomicU64::new(0);
     let seams = Seams {
         directories: vec![(world.files(), Box::new(world.disk(1, Durability::Power)))],
@@ -50,7 +54,7 @@ fn open(world: &SimWorld, options: Options) -> (Changelog, Arc<SimStore>) {
         clock: Arc::new(move || start + Duration::from_millis(5 * ticks.fetch_add(1, Ordering::Relaxed))),
         random: Box::new(move || random.next_u64()),
     };
-    (Changelog::open_simulated(options, seams).unwrap(), store)
+    Changelog::open_simulated(options, seams).unwrap()
 }
 
 #[test]
@@ -164,4 +168,54 @@ fn a_disk_that_was_full_goes_on_with_all_segments() {
         writer.append(KeyGroup(0), &[7; 6_000]).unwrap();
         resolved!(changelog, writer.sync()).unwrap();
     }
+}
+
+/// An object whose record could not be written is an unfinished upload to the next open, which removes it.
+#[test]
+fn no_handle_names_an_object_that_a_sick_directory_does_not_know() {
+    let mut refused = 0;
+    let mut recorded_late = 0;
+    for (room_bytes, heals) in (0..600).step_by(40).flat_map(|room| [(room, false), (room, true)]) {
+        let world = SimWorld::new(7);
+        let options = || {
+            let options = options().segment_bytes(64 << 10).local_bytes(1 << 20).preemptive_upload(false);
+            options.persist_timeout(Duration::from_secs(2))
+        };
+        let (changelog, store) = open(&world, options());
+        let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+        writer.append(KeyGroup(0), b"one").unwrap();
+        resolved!(changelog, writer.sync()).unwrap();
+        let used: u64 = world.files().list().unwrap().iter().map(|(_, bytes)| bytes).sum();
+        world.set_capacity_bytes(Some(used + room_bytes));
+        let first = resolved!(changelog, writer.persist_durably(ZERO));
+        let unknown = first.is_err() && !store.objects().is_empty();
+        world.inject(Fault::WriteError, 0);
+        writer.append(KeyGroup(0), b"two").unwrap();
+        let synced = writer.sync();
+        (0..200).for_each(|_| _ = changelog.step());
+        // It may also wait for room.
+        let is_sick = matches!(synced.wait_timeout(Duration::ZERO), Ok(Err(_)));
+        if heals {
+            world.set_capacity_bytes(None);
+        }
+        let second = resolved!(changelog, writer.persist_durably(ZERO));
+        if unknown && is_sick {
+            refused += usize::from(second.is_err());
+            recorded_late += usize::from(second.is_ok());
+            assert_eq!(second.is_ok(), heals, "{room_bytes} bytes of room: {second:?}");
+        }
+
+        world.kill(1);
+        drop((writer, changelog));
+        world.set_capacity_bytes(None);
+        let changelog = open_with(&world, options(), &store);
+        (0..100).for_each(|_| _ = changelog.step());
+        for handle in [first, second].into_iter().flatten() {
+            let expected = handle.to().0 as usize;
+            let reader =
+                ChangelogReader::open_simulated(&[handle], KeyGroupRange::ALL, vec![store.clone()]).unwrap();
+            assert_eq!(reader.map(Result::unwrap).count(), expected, "{room_bytes} bytes of room");
+        }
+    }
+    assert!(refused > 0 && recorded_late > 0, "{refused} refused, {recorded_late} recorded late");
 }
