@@ -43,6 +43,9 @@ const RETRY_DELAY_MIN: Duration = Duration::from_millis(250);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(8);
 /// How long after an object has ended what it may have left is removed: requests given up may still arrive.
 const SWEEP_DELAY: Duration = Duration::from_secs(10);
+/// How long an object gets parts without anybody asking for a checkpoint. A [`Sweeper`](crate::Sweeper) takes what is much
+/// older for what a dead changelog left.
+pub(crate) const OBJECT_OPEN_MAX: Duration = Duration::from_secs(12 * 3600);
 /// Bytes of an object at most, in budgets of the driver: the chunks of larger ones would outgrow it.
 const OBJECT_BUDGETS_MAX: u64 = 100;
 
@@ -169,6 +172,8 @@ pub(crate) struct Uploader {
     due: Option<Cut>,
     /// What the open object is cut for.
     cut: Option<Cut>,
+    /// The span of that, if somebody asked for it.
+    checkpoint: tracing::Span,
     object: Option<OpenObject>,
     finishing: Option<Finishing>,
     assembler: Assembler,
@@ -219,6 +224,7 @@ impl Uploader {
             writers_open: 0,
             due: None,
             cut: None,
+            checkpoint: tracing::Span::none(),
             object: None,
             finishing: None,
             assembler: Assembler::new(),
@@ -283,7 +289,9 @@ impl Uploader {
         }
         let expiry = self.asked.values().map(|asked| asked.deadline).min();
         let sweep = self.sweeps.iter().map(|(at, _)| *at).min();
-        [self.retry_at, self.decide_at, expiry, sweep].into_iter().flatten().min()
+        let object = self.object.as_ref().filter(|_| self.finishing.is_none());
+        let stale = object.map(|object| object.opened_at + OBJECT_OPEN_MAX);
+        [self.retry_at, self.decide_at, expiry, sweep, stale].into_iter().flatten().min()
     }
 
     fn idle(&self) -> bool {
@@ -394,18 +402,25 @@ impl Uploader {
         if self.finishing.is_some() {
             return false;
         }
-        if self.object.as_ref().is_some_and(|object| self.is_full(object)) {
+        if self.object.as_ref().is_some_and(|object| self.is_full(object, now)) {
             let nobody = Cut { ends: vec![None; self.parts.queue.devices()], requests: Vec::new() };
-            self.finish(nobody, None, now);
+            self.finish(nobody, None, tracing::Span::none(), now);
             return true;
         }
         if self.cut.is_none() {
             self.cut = self.next_cut();
+            self.checkpoint = self.cut.as_ref().map_or_else(tracing::Span::none, checkpoint_span);
         }
-        match self.cut.take() {
+        let entered = self.checkpoint.clone().entered();
+        let done = match self.cut.take() {
             Some(cut) => self.follow(cut, now),
             None => self.put_early(now),
+        };
+        drop(entered);
+        if self.cut.is_none() {
+            self.checkpoint = tracing::Span::none();
         }
+        done
     }
 
     /// What to cut an object for now.
@@ -454,8 +469,10 @@ impl Uploader {
     }
 
     /// Whether an object should end before another part.
-    fn is_full(&self, object: &OpenObject) -> bool {
-        !object.footer.fits(RUNS_PER_PART_MAX) || object.footer.parts_len() >= self.object_bytes_max
+    fn is_full(&self, object: &OpenObject, now: Instant) -> bool {
+        now.saturating_duration_since(object.opened_at) >= OBJECT_OPEN_MAX
+            || !object.footer.fits(RUNS_PER_PART_MAX)
+            || object.footer.parts_len() >= self.object_bytes_max
     }
 
     /// Until when somebody waits for an object that holds what these requests need.
@@ -480,7 +497,7 @@ impl Uploader {
         let mut ends = self.parts.queue.whole_ends();
         self.leave_out_others(&mut ends);
         let Some(blocks) = self.parts.queue.take(part_bytes, &ends) else { return false };
-        match self.assemble(blocks) {
+        match self.assemble(blocks, now) {
             Ok(None) => true,
             Ok(Some(part)) => {
                 self.put(part);
@@ -501,7 +518,7 @@ impl Uploader {
             return false;
         }
         let assembled = match self.parts.queue.take(self.parts.options.part_bytes, &cut.ends) {
-            Some(blocks) => self.assemble(blocks),
+            Some(blocks) => self.assemble(blocks, now),
             None => Ok(None),
         };
         let part = match assembled {
@@ -522,7 +539,7 @@ impl Uploader {
             }
             (None, true) => self.cut = Some(cut),
             (None, false) if self.object.is_none() => self.nothing_new(cut, now),
-            (part, false) => self.finish(cut, part, now),
+            (part, false) => self.finish(cut, part, self.checkpoint.clone(), now),
         }
         true
     }
@@ -531,6 +548,15 @@ impl Uploader {
     fn nothing_new(&mut self, cut: Cut, now: Instant) {
         self.tidy = true;
         self.answer(cut.requests, "of an earlier checkpoint", now);
+    }
+}
+
+/// From the cut to the answers, or to the failure of the object. `object` is its name.
+fn checkpoint_span(cut: &Cut) -> tracing::Span {
+    match cut.requests.len() {
+        // To make room only.
+        0 => tracing::Span::none(),
+        requests => tracing::debug_span!("checkpoint", requests, object = tracing::field::Empty),
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) struct OpenObject {
     /// Whether the driver was told that somebody waits for it.
     pub(super) wanted: bool,
     pub(super) failure: Option<StoreError>,
+    pub(super) opened_at: Instant,
 }
 
 /// An object that waits for its commit.
@@ -56,12 +57,18 @@ pub(super) struct Finishing {
     pub(super) blocks: Vec<LocalBlock>,
     pub(super) ranges: BTreeMap<LogId, (usize, Vec<LogRange>)>,
     pub(super) started_at: Instant,
+    /// Of the checkpoint that waits for it, if one does.
+    pub(super) span: tracing::Span,
 }
 
 impl Uploader {
     /// Sorts blocks into the next part of the open object, opening one if there is none. `None` if nothing in them is
     /// needed. Blocks that cannot be read or make no sense are given back.
-    pub(super) fn assemble(&mut self, mut blocks: Vec<LocalBlock>) -> Result<Option<Bytes>, PersistError> {
+    pub(super) fn assemble(
+        &mut self,
+        mut blocks: Vec<LocalBlock>,
+        now: Instant,
+    ) -> Result<Option<Bytes>, PersistError> {
         let token = match &self.object {
             Some(object) => object.token,
             None => (self.parts.random)(),
@@ -107,7 +114,7 @@ impl Uploader {
             return Ok(None);
         }
         if self.object.is_none()
-            && let Err(error) = self.open_object(token, blocks[0].device)
+            && let Err(error) = self.open_object(token, blocks[0].device, now)
         {
             self.parts.queue.give_back(blocks);
             return Err(error);
@@ -135,7 +142,7 @@ impl Uploader {
     }
 
     /// Opens an object that begins with blocks of `device`.
-    fn open_object(&mut self, token: u64, device: usize) -> Result<(), PersistError> {
+    fn open_object(&mut self, token: u64, device: usize, now: Instant) -> Result<(), PersistError> {
         let name = object_name(&self.parts.options, self.objects_made, token);
         self.objects_made += 1;
         let buckets = self.parts.buckets.clone();
@@ -158,6 +165,7 @@ impl Uploader {
             ranges: BTreeMap::new(),
             wanted: false,
             failure: None,
+            opened_at: now,
         });
         Ok(())
     }
@@ -203,10 +211,11 @@ impl Uploader {
     }
 
     /// Sends the last part with the footer, and asks for the commit.
-    pub(super) fn finish(&mut self, cut: Cut, part: Option<Bytes>, now: Instant) {
+    pub(super) fn finish(&mut self, cut: Cut, part: Option<Bytes>, span: tracing::Span, now: Instant) {
         self.want(&cut.requests);
         let object = self.object.take().expect("there is something to finish");
         let OpenObject { name, token, detached, upload, footer, blocks, ranges, .. } = object;
+        span.record("object", &name);
         let encoded = Bytes::from(footer.encode());
         let start = footer.parts_len();
         let footer_range = start..start + encoded.len() as u64;
@@ -237,11 +246,13 @@ impl Uploader {
             blocks,
             ranges,
             started_at: now,
+            span,
         });
     }
 
     pub(super) fn completed(&mut self, token: u64, outcome: Result<Placement, StoreError>, now: Instant) {
         let Some(finishing) = self.finishing.take_if(|finishing| finishing.token == token) else { return };
+        let _entered = finishing.span.clone().entered();
         self.tidy = true;
         self.bytes_out -= finishing.tail_bytes;
         let object = finishing.name.clone();

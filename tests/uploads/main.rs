@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidelog::{KeyGroup, PersistError};
 use tidelog_upload::sim::Chances;
-use tidelog_upload::{Operation, Store, StoreErrorKind};
+use tidelog_upload::{Operation, Store, StoreErrorKind, UploadOptions};
 
 use machine::{Machine, SECOND, ZERO, writer};
 
@@ -219,6 +219,36 @@ fn what_a_crash_leaves_in_any_bucket_is_swept_at_the_next_open() {
             machine.stores.iter().flat_map(|store| store.inner.open_uploads()).collect();
         assert_eq!(uploads, [""; 0], "died after {crash_after} requests");
     }
+}
+
+#[test]
+fn nothing_stays_open_for_a_day_when_nobody_asks_for_a_checkpoint() {
+    let machine = Machine::new(1);
+    let options = machine.options().uploads(small_parts());
+    let changelog = machine.open(options);
+    let mut writer = writer(&changelog, "log");
+    for change in 0..200u64 {
+        machine.append(&changelog, &mut writer, change, &change.to_le_bytes().repeat(50));
+    }
+    machine.pass(&changelog, SECOND);
+    let bucket = &machine.stores[0].inner;
+    assert_eq!((bucket.open_uploads().len(), bucket.objects().len()), (1, 0));
+    let deadline = changelog.step().expect("somebody has to look at it again");
+    let in_half_a_day = machine.started_at + 12 * 3600 * SECOND + 2 * SECOND;
+    assert!(deadline < in_half_a_day, "{:?}", deadline - machine.started_at);
+    machine.micros.fetch_add(12 * 3600 * 1_000_000, Ordering::Relaxed);
+    machine.pass(&changelog, SECOND);
+    assert_eq!((bucket.open_uploads().len(), bucket.objects().len()), (0, 1));
+    let handle = machine.within(&changelog, SECOND, writer.persist_durably(ZERO)).expect("in time").unwrap();
+    assert_eq!(machine.values(&handle).len(), 200);
+}
+
+/// Under which a few bytes are an object of several parts.
+fn small_parts() -> UploadOptions {
+    let mut options = UploadOptions::default();
+    options.put_bytes_max = 16 << 10;
+    options.part_bytes = 16 << 10;
+    options
 }
 
 #[test]

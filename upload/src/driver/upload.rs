@@ -266,7 +266,8 @@ impl Object {
             }
             self.uncut.pop_front();
         }
-        self.chunks.insert(self.chunks_cut, Arc::new(Chunk { body, shares }));
+        let span = tracing::debug_span!(parent: &self.span, "part", index = self.chunks_cut, bytes);
+        self.chunks.insert(self.chunks_cut, Arc::new(Chunk { body, shares, span }));
         self.chunks_cut += 1;
         self.step(Event::Chunk { bytes, last });
     }
@@ -389,8 +390,12 @@ impl Object {
             let outcome = Err(core.error(what, StoreErrorKind::Latched));
             return inbox.push(Input::Step(Event::Ended { attempt, outcome }));
         };
+        let parent = match &held[..] {
+            [part] => &part.span,
+            _ => &self.span,
+        };
         let span = tracing::debug_span!(
-            parent: &self.span,
+            parent: parent,
             "request",
             bucket = core.labels[bucket.0].as_ref(),
             %operation,

@@ -16,6 +16,8 @@ pub(super) struct Chunk {
     pub(super) body: Body,
     /// The puts that they came from, and how many bytes of each.
     pub(super) shares: Vec<(Arc<Charge>, u64)>,
+    /// From the cut until nobody holds it.
+    pub(super) span: tracing::Span,
 }
 
 impl Chunk {
