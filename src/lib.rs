@@ -56,7 +56,7 @@ pub use options::{
 pub use piece::Piece;
 pub use reader::{Change, ChangelogReader, ReadStats};
 pub use recovered::RecoveredLog;
-pub use sweep::{Stray, StrayKind, SweepError, Sweeper};
+pub use sweep::{Kept, Stray, StrayKind, SweepError, SweepPlan, Sweeper};
 pub use tidelog_io::disk::EngineInfo;
 pub use types::{ChangeKind, KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 pub use writer::{ChangelogWriter, PersistFuture, Room, SyncFuture, WriterControl};

@@ -436,6 +436,23 @@ fn make_directory(path: &Path) -> Result<(), DirectoryError> {
         .map_err(|error| DirectoryError::of(parent, "sync it", error))
 }
 
+/// Whether somebody has a directory open. Changes nothing; who opens it at this very moment may be refused.
+///
+/// # Errors
+/// Whatever the file system says.
+pub fn is_locked(path: impl AsRef<Path>) -> io::Result<bool> {
+    let lock = match File::open(path.as_ref().join(LOCK_NAME)) {
+        Ok(lock) => lock,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    match flock(&lock, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn read_pid(lock: &mut File) -> Option<u32> {
     let mut owner = String::new();
     lock.take(64).read_to_string(&mut owner).ok()?;
@@ -463,7 +480,9 @@ mod tests {
             other => panic!("{other:?}"),
         }
         let path = directory.path().to_path_buf();
+        assert!(is_locked(&path).unwrap());
         drop(directory);
+        assert!(!is_locked(&path).unwrap() && !is_locked(path.join("none")).unwrap());
         Directory::open(path).unwrap();
     }
 
