@@ -21,6 +21,7 @@ mod ledger;
 mod local;
 #[doc(hidden)]
 pub mod manifest;
+pub mod metrics;
 mod options;
 #[doc(hidden)]
 pub mod part;

@@ -14,6 +14,7 @@
 //!    in their middle.
 //! 3. A number is durable for a log only when its block, and all blocks before it, are.
 
+mod gauges;
 mod large;
 mod requests;
 mod sick;
@@ -29,6 +30,7 @@ use tidelog_io::aligned::{AlignedBuf, Arena};
 use tidelog_io::ring::Consumer;
 use tidelog_io::segment::{BlockPlace, DurableBlock, Health, RefusedReason, Segments};
 
+use self::gauges::Gauges;
 use self::large::LargeValue;
 use self::requests::{Answer, Flush};
 use self::sick::Sick;
@@ -106,6 +108,7 @@ pub(crate) struct Spiller {
     durable: Vec<DurableBlock>,
     /// Blocks that the uploader has not been told of.
     outbox: Vec<LocalBlock>,
+    gauges: Gauges,
     exit: bool,
 }
 
@@ -147,6 +150,7 @@ impl Spiller {
     pub fn new(parts: SpillerParts) -> Spiller {
         let builder = BlockBuilder::new(parts.arena.block_bytes());
         Spiller {
+            gauges: Gauges::new(&parts.directory),
             parts,
             lanes: Vec::new(),
             turn: 0,
@@ -214,7 +218,18 @@ impl Spiller {
         if !again || self.exit || self.outbox.len() >= OUTBOX_BLOCKS {
             self.post();
         }
+        if self.exit || self.gauges.are_due(now) {
+            self.tell_levels();
+        }
         Step { again, deadline, exit: self.exit }
+    }
+
+    fn tell_levels(&self) {
+        let waiting = |lane: &Consumer| lane.lane().committed() - lane.position();
+        self.gauges.lanes.set(self.lanes.iter().map(waiting).sum::<u64>() as f64);
+        let arena = &self.parts.arena;
+        self.gauges.blocks.set(((arena.blocks() - arena.available()) * arena.block_bytes()) as f64);
+        self.gauges.segments.set(self.parts.segments.bytes_in_use() as f64);
     }
 
     /// Makes room in all lanes without looking at what they hold. Only for benches.

@@ -175,6 +175,11 @@ impl Segments {
         self.in_flight
     }
 
+    /// Bytes of the segment files that hold, or may come to hold, blocks that are needed.
+    pub fn bytes_in_use(&self) -> u64 {
+        self.pool.in_use() as u64 * self.segment_bytes
+    }
+
     /// Ends a [`poll`](Self::poll) early, or the next one if none is under way.
     pub fn waker(&self) -> WakeFn {
         self.disk.waker()

@@ -59,8 +59,10 @@ fn uring(dir: &Path, arena: Option<&Arena>) -> Option<UringDisk> {
 }
 
 mod forbidden_io_uring {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::Mutex;
 
+    use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
     use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
     use super::*;
@@ -77,14 +79,42 @@ mod forbidden_io_uring {
         let dir = disk_dir();
         let open = |choice| open_best(dir.path(), Durability::Power, 4, None, choice);
         assert!(open(EngineChoice::IoUring).is_err());
-        let mut disk = open(EngineChoice::Auto).unwrap();
+        let counted = Counted::default();
+        let mut disk = metrics::with_local_recorder(&counted, || open(EngineChoice::Auto)).unwrap();
         let info = disk.info();
         assert_eq!(info.engine, "pwritev2");
+        let told = counted.0.into_inner().unwrap();
+        assert!(told.contains("Key(tidelog_engine_fallbacks_total, [engine = pwritev2])"), "{told:?}");
         assert!(info.fallbacks[0].contains("io_uring"), "{info:?}");
         write_and_wait(&mut *disk, dir.path(), 0, 2).result.unwrap();
         assert_eq!(std::fs::read(dir.path().join("a")).unwrap(), [7; 2 * BLOCK]);
         let info = open(EngineChoice::Pwritev2).unwrap().info();
         assert!(!info.fallbacks.iter().any(|text| text.contains("io_uring")), "{info:?}");
+    }
+
+    /// The counters that were told of.
+    #[derive(Default)]
+    struct Counted(Mutex<BTreeSet<String>>);
+
+    impl Recorder for Counted {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            self.0.lock().unwrap().insert(key.to_string());
+            Counter::noop()
+        }
+
+        fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::noop()
+        }
+
+        fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::noop()
+        }
     }
 
     fn forbid_io_uring() {

@@ -33,6 +33,7 @@ pub(super) fn build(
     mut random: Random,
     background: bool,
 ) -> Result<Built, OpenError> {
+    crate::metrics::describe();
     let options = Arc::new(options);
     let buckets: Vec<Arc<str>> = driver.stores().iter().map(|store| store.url().into()).collect();
     let (sender, events) = crossbeam_channel::unbounded();

@@ -53,11 +53,13 @@ impl ChangelogWriter {
     ) -> Result<(), AppendError> {
         self.core.check_owner()?;
         let asked_at = Instant::now();
+        let mut waiting = None;
         loop {
             match self.push_here(header, value)? {
                 Ok(()) => return Ok(()),
                 Err(PushError::Full) => {
                     let deadline = asked_at + wait_max;
+                    waiting.get_or_insert_with(Waiting::begin);
                     let lane = self.device.current_lane().map_err(|_| AppendError::NoMemory)?;
                     let fits = lane.lane.wait_for_room(with_marker(value.len(), &lane), deadline);
                     // `append_with` has the writer marked until it is through.
@@ -127,14 +129,33 @@ impl ChangelogWriter {
 
     fn charge(&self, bytes: usize, deadline: Instant) -> Option<Charge> {
         let budget = &self.device.side_budget;
+        let mut waiting = None;
         loop {
             if let Some(charge) = budget.charge(bytes) {
                 return Some(charge);
             }
+            waiting.get_or_insert_with(Waiting::begin);
             let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
             let room = std::future::poll_fn(|context| budget.poll_room(bytes, context));
             tidelog_upload::block_on_timeout(room, left)?;
         }
+    }
+}
+
+/// An append that waits for room, as metrics show it.
+struct Waiting;
+
+impl Waiting {
+    fn begin() -> Waiting {
+        metrics::counter!("tidelog_append_waits_total").increment(1);
+        metrics::gauge!("tidelog_appends_waiting").increment(1.0);
+        Waiting
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        metrics::gauge!("tidelog_appends_waiting").decrement(1.0);
     }
 }
 

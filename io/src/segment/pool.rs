@@ -108,6 +108,11 @@ impl Pool {
         self.spare
     }
 
+    /// Segments that take their share of the budget and cannot be taken now.
+    pub(super) fn in_use(&self) -> usize {
+        self.states.values().filter(|state| **state != State::Free).count()
+    }
+
     pub(super) fn is_preparing(&self) -> bool {
         self.preparing.is_some()
     }
