@@ -17,6 +17,7 @@ use tidelog::Changelog;
 
 use self::load::Plan;
 use self::report::Conditions;
+use crate::metrics::MetricsArgs;
 use crate::places::{Survives, Tuning};
 use crate::{Every, Failure, parse_bytes, parse_every, show};
 
@@ -50,9 +51,11 @@ pub struct BenchArgs {
     /// A local directory for segments; give one for each disk. A temporary one if there is none.
     #[arg(long = "dir", value_name = "DIR")]
     pub(crate) dirs: Vec<PathBuf>,
-    /// Where checkpoints go. A temporary local directory if not given.
-    #[arg(long, value_name = "URL")]
-    pub(crate) bucket: Option<String>,
+    /// Where checkpoints go; may be given more than once. A temporary local directory if not given.
+    #[arg(long = "bucket", value_name = "URL")]
+    pub(crate) buckets: Vec<String>,
+    #[command(flatten)]
+    pub(crate) metrics: MetricsArgs,
     #[command(flatten)]
     pub(crate) tuning: Tuning,
     /// Prints JSON instead of a table.
@@ -88,8 +91,9 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
     // Opened first: what cannot be written should be known before the measuring, not after.
     let html = args.html.as_deref().map(create).transpose()?;
     let temporary = Temporary::new(&args)?;
-    let (dirs, bucket) = temporary.places(&args);
-    let options = args.tuning.options(&bucket, &dirs).append_wait_max(APPEND_WAIT_MAX);
+    let (dirs, buckets) = temporary.places(&args);
+    args.metrics.serve()?;
+    let options = args.tuning.options(&buckets, &dirs).append_wait_max(APPEND_WAIT_MAX);
     let changelog = Changelog::open(options)?;
     let busy_share = load::busy_share(LOOK_AROUND);
     let conditions = Conditions {
@@ -100,7 +104,7 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
             Survives::Process => "the end of the process",
         },
         directories: dirs.iter().map(|dir| dir.display().to_string()).collect(),
-        bucket,
+        bucket: buckets.join(", "),
         kernel: format!("Linux {}", rustix::system::uname().release().to_string_lossy()),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
         busy_share,
@@ -151,7 +155,7 @@ struct Temporary {
 
 impl Temporary {
     fn new(args: &BenchArgs) -> Result<Temporary, Failure> {
-        if !args.dirs.is_empty() && args.bucket.is_some() {
+        if !args.dirs.is_empty() && !args.buckets.is_empty() {
             return Ok(Temporary { root: None });
         }
         let root = std::env::temp_dir().join(format!("tidelog-bench-{}", std::process::id()));
@@ -160,12 +164,14 @@ impl Temporary {
         Ok(Temporary { root: Some(root) })
     }
 
-    fn places(&self, args: &BenchArgs) -> (Vec<PathBuf>, String) {
+    fn places(&self, args: &BenchArgs) -> (Vec<PathBuf>, Vec<String>) {
         let root = self.root.clone().unwrap_or_default();
         let dirs = if args.dirs.is_empty() { vec![root.join("local")] } else { args.dirs.clone() };
-        let bucket =
-            args.bucket.clone().unwrap_or_else(|| format!("file://{}", root.join("bucket").display()));
-        (dirs, bucket)
+        let buckets = match &args.buckets[..] {
+            [] => vec![format!("file://{}", root.join("bucket").display())],
+            given => given.to_vec(),
+        };
+        (dirs, buckets)
     }
 
     fn remove(mut self) -> Result<(), Failure> {

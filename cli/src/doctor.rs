@@ -1,8 +1,9 @@
 //! `tidelog doctor`: what this machine offers, how that is for tidelog, and what to change.
 //!
 //! Each check is a [`Finding`]; how they are judged is pure and tested. The directories' checks are in
-//! `doctor/disk.rs`.
+//! `doctor/disk.rs`, the buckets' in `doctor/bucket.rs`.
 
+mod bucket;
 mod disk;
 
 use std::fs;
@@ -16,12 +17,19 @@ use crate::{Failure, show};
 
 /// Looks at this machine and says what to change for tidelog to run well.
 ///
-/// Writes up to 64 MiB into each directory for a moment. Exit code 0 unless something is bad, then 1.
+/// Writes up to 64 MiB into each directory for a moment, and a few tiny objects into each bucket. Exit code 0 unless something
+/// is bad, then 1.
 #[derive(clap::Args, Debug)]
 pub struct DoctorArgs {
     /// A directory meant for segments; give one for each disk.
     #[arg(long = "dir", value_name = "DIR", default_value = ".")]
     dirs: Vec<PathBuf>,
+    /// A bucket meant for checkpoints; may be given more than once.
+    #[arg(long = "bucket", value_name = "URL")]
+    buckets: Vec<String>,
+    /// The group under which tiny objects are written into the buckets.
+    #[arg(long, default_value = "tidelog")]
+    group: String,
     /// How long to measure each disk, in seconds; 0 measures nothing.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=60))]
     seconds: u64,
@@ -47,6 +55,8 @@ struct Finding {
     check: &'static str,
     /// The directory that it is about, if it is about one.
     dir: Option<String>,
+    /// The bucket that it is about, if it is about one.
+    bucket: Option<String>,
     grade: Grade,
     found: String,
     /// What to change; empty if nothing.
@@ -54,16 +64,25 @@ struct Finding {
 }
 
 impl Finding {
+    fn new(
+        grade: Grade,
+        check: &'static str,
+        found: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Finding {
+        Finding { check, dir: None, bucket: None, grade, found: found.into(), advice: advice.into() }
+    }
+
     fn ok(check: &'static str, found: impl Into<String>) -> Finding {
-        Finding { check, dir: None, grade: Grade::Ok, found: found.into(), advice: String::new() }
+        Finding::new(Grade::Ok, check, found, "")
     }
 
     fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { check, dir: None, grade: Grade::Warn, found: found.into(), advice: advice.into() }
+        Finding::new(Grade::Warn, check, found, advice)
     }
 
     fn bad(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Finding {
-        Finding { check, dir: None, grade: Grade::Bad, found: found.into(), advice: advice.into() }
+        Finding::new(Grade::Bad, check, found, advice)
     }
 }
 
@@ -81,6 +100,10 @@ pub fn run(args: DoctorArgs) -> Result<(), Failure> {
                 .into_iter()
                 .map(|finding| Finding { dir: Some(shown.clone()), ..finding }),
         );
+    }
+    for url in &args.buckets {
+        let findings_of = bucket::check(url, &args.group).into_iter();
+        findings.extend(findings_of.map(|finding| Finding { bucket: Some(url.clone()), ..finding }));
     }
     let output = if args.json { render_json(&findings) } else { render_table(&findings) };
     io::stdout().lock().write_all(output.as_bytes())?;
@@ -190,7 +213,7 @@ fn judge_huge_pages(setting: io::Result<String>) -> Finding {
 fn render_table(findings: &[Finding]) -> String {
     let width = findings.iter().map(|finding| finding.check.len()).max().unwrap_or(0);
     let mut table = String::new();
-    for Finding { check, dir: _, grade, found, advice } in findings {
+    for Finding { check, grade, found, advice, .. } in findings {
         table += &format!("{:<5} {check:<width$}  {found}\n", show_grade(*grade));
         if !advice.is_empty() {
             table += &format!("{:<5} {:<width$}  -> {advice}\n", "", "");
@@ -203,8 +226,8 @@ fn render_json(findings: &[Finding]) -> String {
     let worst = findings.iter().map(|finding| finding.grade).max().unwrap_or(Grade::Ok);
     let findings: Vec<_> = findings
         .iter()
-        .map(|Finding { check, dir, grade, found, advice }| {
-            json!({ "check": check, "dir": dir, "grade": show_grade(*grade), "found": found, "advice": advice })
+        .map(|Finding { check, dir, bucket, grade, found, advice }| {
+            json!({ "check": check, "dir": dir, "bucket": bucket, "grade": show_grade(*grade), "found": found, "advice": advice })
         })
         .collect();
     format!("{}\n", json!({ "worst": show_grade(worst), "findings": findings }))

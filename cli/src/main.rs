@@ -11,9 +11,11 @@ mod input;
 mod inspect;
 mod key;
 mod look;
+mod metrics;
 mod places;
 mod read;
 mod show;
+mod sweep;
 mod verify;
 mod write;
 
@@ -22,11 +24,19 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tidelog::{KeyGroupRange, OpenError};
+use tracing::Level;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Records state changes: first to local disks, then as one object per checkpoint to a bucket.
 #[derive(Parser)]
 #[command(name = "tidelog", version, after_help = EXIT_CODES)]
 struct Cli {
+    /// Says more on standard error: of objects, races and failures; twice, of every request too.
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    verbose: u8,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -43,6 +53,7 @@ enum Command {
     Read(read::ReadArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Sweep(sweep::SweepArgs),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Demo(demo::DemoArgs),
@@ -87,18 +98,15 @@ impl From<std::io::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .without_time()
-        .init();
     // Clap ends the process with code 2 when the arguments are wrong.
-    let result = match Cli::parse().command.unwrap_or_else(|| Command::Demo(demo::DemoArgs::default())) {
+    let cli = Cli::parse();
+    log_to_stderr(cli.verbose);
+    let result = match cli.command.unwrap_or_else(|| Command::Demo(demo::DemoArgs::default())) {
         Command::Write(args) => write::run(args),
         Command::Read(args) => read::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Sweep(args) => sweep::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Demo(args) => demo::run(args),
@@ -114,6 +122,22 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
         Err(Failure::Damaged) => ExitCode::from(3),
+    }
+}
+
+/// The library's warnings; with -v also its events and spans, with -vv every span's end and the time that it took.
+fn log_to_stderr(verbose: u8) {
+    let builder = tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false);
+    match verbose {
+        0 => builder.with_max_level(Level::WARN).without_time().init(),
+        _ => {
+            let ends = if verbose > 1 { FmtSpan::CLOSE } else { FmtSpan::NONE };
+            // Not what the HTTP client and the runtime say: only errors of those.
+            let ours = filter_fn(|metadata| {
+                metadata.target().starts_with("tidelog") || *metadata.level() <= Level::WARN
+            });
+            builder.with_max_level(Level::DEBUG).with_span_events(ends).finish().with(ours).init();
+        }
     }
 }
 

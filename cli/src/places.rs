@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use tidelog::{Compression, Durability, EngineChoice, EngineInfo, Options};
+use tidelog::{Compression, Durability, EngineChoice, EngineInfo, HedgeOptions, Options, UploadOptions};
 
 use crate::parse_bytes;
 
@@ -13,9 +13,10 @@ pub struct Places {
     /// A local directory for segments; give one for each disk.
     #[arg(long = "dir", value_name = "DIR", default_value = "tidelog-data")]
     pub dirs: Vec<PathBuf>,
-    /// Where checkpoints go, as file:///an/absolute/directory.
-    #[arg(long, value_name = "URL", value_parser = parse_bucket)]
-    pub bucket: String,
+    /// Where checkpoints go, as s3://bucket/prefix or file:///an/absolute/directory. May be given more than once: what is
+    /// late in one bucket is sent to another.
+    #[arg(long = "bucket", value_name = "URL", required = true, value_parser = parse_bucket)]
+    pub buckets: Vec<String>,
 }
 
 /// How a changelog keeps its data.
@@ -30,6 +31,9 @@ pub struct Tuning {
     /// Whether parts of objects are compressed.
     #[arg(long, value_enum, default_value = "none")]
     pub compression: Packing,
+    /// Never sends late parts a second time; they are only tried again after a failure.
+    #[arg(long)]
+    pub no_hedging: bool,
     /// The length of a local segment file in bytes (K, M, G).
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes)]
     pub segment_bytes: u64,
@@ -66,15 +70,18 @@ pub enum Packing {
 
 /// A bucket that outlives the process.
 fn parse_bucket(text: &str) -> Result<String, String> {
-    if text.starts_with("file:///") {
-        return Ok(text.to_owned());
-    }
-    Err("give a local directory as file:///an/absolute/directory".to_owned())
+    let why = match text.split_once("://") {
+        Some(("s3" | "gs" | "az" | "hdfs", _)) => return Ok(text.to_owned()),
+        Some(("file", path)) if path.starts_with('/') => return Ok(text.to_owned()),
+        Some(("memory", _)) => "nothing in memory outlives the process; ",
+        _ => "",
+    };
+    Err(format!("{why}give s3://bucket/prefix, another store's URL, or file:///an/absolute/directory"))
 }
 
 impl Tuning {
     /// The options of a changelog in these places.
-    pub fn options(&self, bucket: &str, dirs: &[PathBuf]) -> Options {
+    pub fn options(&self, buckets: &[String], dirs: &[PathBuf]) -> Options {
         let engine = match self.engine {
             Engine::Auto => EngineChoice::Auto,
             Engine::IoUring => EngineChoice::IoUring,
@@ -89,8 +96,16 @@ impl Tuning {
             Packing::Lz4 => Compression::Lz4,
         };
         let (first, rest) = dirs.split_first().expect("clap gives at least the default directory");
-        rest.iter()
-            .fold(Options::new(bucket, first), |options, dir| options.add_directory(dir))
+        let (home, others) = buckets.split_first().expect("clap demands a bucket");
+        let mut uploads = UploadOptions::default();
+        if self.no_hedging {
+            uploads.hedging = HedgeOptions::off();
+        }
+        let options = rest.iter().fold(Options::new(home, first), |options, dir| options.add_directory(dir));
+        others
+            .iter()
+            .fold(options, |options, bucket| options.add_bucket(bucket))
+            .uploads(uploads)
             .engine(engine)
             .durability(durability)
             .compression(compression)

@@ -17,6 +17,7 @@ use self::outputs::{Acknowledgements, Handles};
 use self::source::{Batch, Message};
 use crate::input::Framing;
 use crate::key::{KEY_GROUPS_MAX, KeySource};
+use crate::metrics::MetricsArgs;
 use crate::places::{Places, Tuning, engine_name};
 use crate::{Every, Failure, parse_bytes, parse_every, parse_key_groups, parse_separator, show};
 
@@ -77,6 +78,8 @@ pub struct WriteArgs {
     #[arg(long, value_enum, default_value = "keep")]
     pub(crate) recover: Recover,
     #[command(flatten)]
+    pub(crate) metrics: MetricsArgs,
+    #[command(flatten)]
     pub(crate) tuning: Tuning,
     /// The files to read; standard input if there is none, or for -.
     pub(crate) files: Vec<PathBuf>,
@@ -109,11 +112,12 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
     let value_bytes_max = args.record_bytes_max as usize;
     let options = args
         .tuning
-        .options(&args.places.bucket, &args.places.dirs)
+        .options(&args.places.buckets, &args.places.dirs)
         .append_wait_max(APPEND_WAIT_MAX)
         .memory_bytes((4 * value_bytes_max).max(256 << 20))
         .value_bytes_max(value_bytes_max);
     source::check(&args.files).map_err(Failure::new)?;
+    args.metrics.serve()?;
     let mut handles = Handles::open(args.handles.as_deref())?;
     let acks = Acknowledgements::open(args.acks.as_deref())?;
     let changelog = Changelog::open(options)?;
@@ -144,7 +148,7 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
     };
     session.finish(input_error.is_none())?;
     let engine = engine_name(&changelog.engines());
-    let summary = session.summary(changelog.buckets().next().unwrap_or_default());
+    let summary = session.summary(&changelog.buckets().collect::<Vec<_>>().join(", "));
     session.writer.close();
     changelog.close(CLOSE_WAIT_MAX).map_err(Failure::new)?;
     session.progress.finish_and_clear();

@@ -27,8 +27,8 @@ pub struct Machine {
     /// The disks, one for each directory.
     pub worlds: Vec<SimWorld>,
     pub stores: Vec<Arc<Refusing>>,
-    started_at: Instant,
-    micros: Arc<AtomicU64>,
+    pub started_at: Instant,
+    pub micros: Arc<AtomicU64>,
 }
 
 impl Machine {
