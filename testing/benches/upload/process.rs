@@ -75,12 +75,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Keeps its objects in `folder`.
-    pub fn start(folder: &Path) -> Server {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_s3-server"))
-            // Tags by MD5 would take more of the cores than all else.
-            .args(["--random-tags", "--dir"])
-            .arg(folder)
+    /// Keeps its objects in `folder`, and takes each body no faster than said.
+    pub fn start(folder: &Path, bytes_per_second: Option<u64>) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_s3-server"));
+        // Tags by MD5 would take more of the cores than all else.
+        command.args(["--random-tags", "--dir"]).arg(folder);
+        if let Some(bytes_per_second) = bytes_per_second {
+            command.arg("--bytes-per-second").arg(bytes_per_second.to_string());
+        }
+        let mut process = command
             .arg("bucket")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -127,11 +130,11 @@ pub fn fill(writer: &mut ChangelogWriter, bytes: u64) -> u64 {
 }
 
 /// Runs a client and waits for what it tells.
-pub fn measure(role: Role, url: &str, local: &Path, bytes: u64) -> Report {
+pub fn measure(role: Role, url: &str, local: &Path, bytes: u64, connections: usize) -> Report {
     let output = this_program()
         .args([CHILD, &role.to_string(), url])
         .arg(local)
-        .arg(bytes.to_string())
+        .args([bytes.to_string(), connections.to_string()])
         .stderr(Stdio::inherit())
         .output()
         .expect("a process can be started");
@@ -147,19 +150,21 @@ pub fn is_child() -> bool {
 
 pub fn run_child() {
     let arguments: Vec<String> = std::env::args().skip(2).collect();
-    let [role, url, local, bytes] = &arguments[..] else { panic!("four arguments") };
+    let [role, url, local, bytes, connections] = &arguments[..] else { panic!("five arguments") };
     let bytes = bytes.parse().expect("a number");
+    let mut uploads = UploadOptions::default();
+    uploads.connections = Some(connections.parse().expect("a number"));
     let cpu_before = cpu_time();
     let spent = if *role == Role::Bare.to_string() {
-        bare(url, bytes)
+        bare(url, bytes, &uploads)
     } else {
-        changelog(url, local.as_ref(), bytes)
+        changelog(url, local.as_ref(), bytes, uploads)
     };
     println!("{} {} {}", spent.as_secs_f64(), (cpu_time() - cpu_before).as_secs_f64(), peak_bytes());
 }
 
-fn changelog(url: &str, local: &Path, bytes: u64) -> Duration {
-    let changelog = Changelog::open(options(url, local, bytes)).expect("a changelog");
+fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions) -> Duration {
+    let changelog = Changelog::open(options(url, local, bytes).uploads(uploads)).expect("a changelog");
     let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).expect("a writer");
     let started_at = Instant::now();
     fill(&mut writer, bytes);
@@ -172,8 +177,7 @@ fn changelog(url: &str, local: &Path, bytes: u64) -> Duration {
     spent
 }
 
-fn bare(url: &str, bytes: u64) -> Duration {
-    let options = UploadOptions::default();
+fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Duration {
     let part = Bytes::from(vec![0x5a; options.part_bytes as usize]);
     let parts = bytes.div_ceil(options.part_bytes) as u32;
     let store = tidelog_upload::open_store(url).expect("a bucket");

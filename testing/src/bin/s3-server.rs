@@ -1,12 +1,12 @@
 //! The test server as a process of its own, for benches that must not share its memory and threads.
 //!
-//! `s3-server [--address 127.0.0.1:9000] [--dir FOLDER] [--random-tags] BUCKET...` prints its endpoint on the first
-//! line, and ends when its standard input does.
+//! `s3-server [--address 127.0.0.1:9000] [--dir FOLDER] [--random-tags] [--bytes-per-second NUMBER] BUCKET...` prints its
+//! endpoint on the first line, and ends when its standard input does. The bytes are those of one body.
 
 use std::io::{Read as _, Write as _};
 use std::process::ExitCode;
 
-use tidelog_testing::{S3Server, ServerOptions};
+use tidelog_testing::{Fault, Rule, S3Server, ServerOptions};
 
 fn main() -> ExitCode {
     match run() {
@@ -20,12 +20,14 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let mut options = ServerOptions::default();
+    let mut bandwidth = None;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
         match argument.as_str() {
             "--address" => options.address = Some(value()?.parse()?),
             "--dir" => options.folder = Some(value()?.into()),
+            "--bytes-per-second" => bandwidth = Some(value()?.parse()?),
             "--random-tags" => options.rules.random_tags = true,
             option if option.starts_with('-') => return Err(format!("unknown option {option}").into()),
             bucket => options.buckets.push(bucket.to_owned()),
@@ -35,6 +37,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         return Err("name at least one bucket".into());
     }
     let server = S3Server::start(options)?;
+    if let Some(bytes_per_second) = bandwidth {
+        server.add_rule(Rule::new(Fault::Bandwidth { bytes_per_second }));
+    }
     let mut out = std::io::stdout();
     writeln!(out, "{}", server.endpoint())?;
     out.flush()?;
