@@ -70,6 +70,8 @@ fn main() {
             footer.push(compression, part.runs);
             let footer_len = footer.encode().len() as u64;
             overhead = (directories + footer_len) as f64 / (part.bytes.len() as u64 + footer_len) as f64;
+            // As the uploader does with what it gets back.
+            assembler.reuse(part.bytes);
         }
         let seconds = median(&times);
         let (gigabytes, millions) =

@@ -36,7 +36,8 @@ pub struct Assembler {
     large_deltas: Vec<u64>,
     changesets: Vec<Span>,
     packer: part::Packer,
-    raw: Vec<u8>,
+    /// Memory for the next part before compression.
+    spare: Vec<u8>,
 }
 
 impl std::fmt::Debug for Assembler {
@@ -70,12 +71,7 @@ impl Assembler {
         self.reset();
         self.count(blocks, kept)?;
         let (mut runs, raw_len) = self.place();
-        let mut bytes = match compression {
-            // Zeroed by the system, not by a loop.
-            Compression::None => vec![0; raw_len + SLACK_BYTES],
-            Compression::Lz4 => std::mem::take(&mut self.raw),
-        };
-        bytes.resize(raw_len + SLACK_BYTES, 0);
+        let mut bytes = self.memory(raw_len + SLACK_BYTES);
         self.scatter(blocks, &mut bytes);
         bytes.truncate(raw_len);
         match compression {
@@ -85,10 +81,27 @@ impl Assembler {
             }
             Compression::Lz4 => {
                 let packed = self.pack(&bytes, &mut runs, part);
-                self.raw = bytes;
+                self.spare = bytes;
                 Ok(Part { bytes: packed, runs })
             }
         }
+    }
+
+    /// Offers memory for the next part: of an earlier one, as a rule. What is in it is not looked at.
+    pub fn reuse(&mut self, memory: Vec<u8>) {
+        if memory.capacity() > self.spare.capacity() {
+            self.spare = memory;
+        }
+    }
+
+    fn memory(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.spare);
+        if bytes.capacity() < len {
+            // Zeroed by the system, not by a loop. A little more than asked for serves most parts to come.
+            bytes = vec![0; len.next_multiple_of(SPARE_STEP_BYTES)];
+        }
+        bytes.resize(len, 0);
+        bytes
     }
 
     fn reset(&mut self) {
@@ -442,6 +455,8 @@ const SKIP: u32 = u32::MAX;
 const LARGE_DELTA: u32 = u32::MAX;
 /// The second walk writes up to this many bytes past the end of the last changeset.
 const SLACK_BYTES: usize = 16;
+
+const SPARE_STEP_BYTES: usize = 256 << 10;
 
 /// One log in the part at hand.
 struct Log {

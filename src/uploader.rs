@@ -14,6 +14,7 @@
 //!    lets go of enough of that by itself.
 
 mod answers;
+mod buffers;
 mod object;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -35,6 +36,7 @@ use crate::options::Options;
 use crate::queue::{LocalBlock, Queue, Scratch};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
+use buffers::PartBuffers;
 use object::{Finishing, OpenObject};
 
 /// The pause after a failed object, doubled with each that fails after it.
@@ -178,6 +180,7 @@ pub(crate) struct Uploader {
     finishing: Option<Finishing>,
     assembler: Assembler,
     scratch: Scratch,
+    buffers: PartBuffers,
     objects_made: u64,
     /// An object of this many bytes gets no further part.
     object_bytes_max: u64,
@@ -229,6 +232,7 @@ impl Uploader {
             finishing: None,
             assembler: Assembler::new(),
             scratch: Scratch::default(),
+            buffers: PartBuffers::default(),
             objects_made: 0,
             object_bytes_max: object_bytes_max(&parts.driver),
             bytes_out: 0,

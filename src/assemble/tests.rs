@@ -223,9 +223,11 @@ proptest! {
             let blocks = spill(changes);
             for compression in [Compression::None, Compression::Lz4] {
                 let keep = |log: LogId| if log.0 & 1 == 0 { keep_from } else { 0 };
-                let part = assembler
-                    .assemble(&decoded(&blocks), &mut |log| from(keep(log)), PART, compression)
-                    .unwrap();
+                let kept = &mut |log| from(keep(log));
+                assembler.reuse(vec![0xee; 1 << 20]);
+                let part = assembler.assemble(&decoded(&blocks), kept, PART, compression).unwrap();
+                let fresh = Assembler::new().assemble(&decoded(&blocks), kept, PART, compression).unwrap();
+                prop_assert!(part == fresh, "what was in the memory is in the part");
                 let contents = read(&object(&part, compression), PART.token, PART.index).unwrap();
                 let wanted = model(changes, keep);
                 prop_assert_eq!(&contents, &wanted);

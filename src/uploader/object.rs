@@ -75,6 +75,9 @@ impl Uploader {
         };
         let index = self.object.as_ref().map_or(0, |object| object.footer.parts().len() as u32);
         let compression = self.parts.options.compression;
+        if let Some(memory) = self.buffers.take() {
+            self.assembler.reuse(memory);
+        }
         let queue = &self.parts.queue;
         let part = queue.load(&blocks, &mut self.scratch).and_then(|loaded| {
             let decoded = queue.decode(&blocks, &loaded)?;
@@ -138,7 +141,7 @@ impl Uploader {
             }
         }
         object.footer.push(compression, part.runs);
-        Ok(Some(Bytes::from(part.bytes)))
+        Ok(Some(self.buffers.lend(part.bytes)))
     }
 
     /// Opens an object that begins with blocks of `device`.
