@@ -175,10 +175,10 @@ impl ObjectMachine {
         }
         let (unit, hedges) = (slot.unit, slot.hedges);
         let bytes = self.units[unit].bytes;
-        let mut due = since + delay * (hedges + 1);
-        if hedges == 0
-            && let Some(check) = self.lagging(unit, bytes, cx)
-        {
+        // A race that had to wait gets its D before the next one.
+        let newest = self.flying(unit).map(|attempt| attempt.started).max().unwrap_or(since);
+        let mut due = (since + delay * (hedges + 1)).max(newest + delay);
+        if let Some(check) = self.lagging(unit, bytes, delay, cx) {
             due = due.min(check);
         }
         let due = slot_due(due, self.uploads[at].slots[index].look_at);
@@ -204,7 +204,7 @@ impl ObjectMachine {
                     Some(grant) => {
                         self.uploads[at].slots[index].hedges += 1;
                         self.send_side(at, index, bucket, Some(grant), true, cx);
-                        Some(cx.now + delay)
+                        None
                     }
                 },
             }
@@ -223,19 +223,32 @@ impl ObjectMachine {
         self.wake_at(look_at);
     }
 
-    /// When an attempt is found out that has sent less than half of what it should have, if it is still so.
-    fn lagging(&self, unit: usize, bytes: u64, cx: &Context) -> Option<Instant> {
-        let attempt = self.flying(unit).next()?;
-        if !cx.policy.options().hedging.progress_check || !cx.policy.progress_seen(attempt.bucket) {
-            return None;
-        }
-        let sending = cx.policy.sending(attempt.bucket, bytes);
+    /// When a unit is found to be late because its newest attempt has come less far than it should have, and no other
+    /// one promises to end soon.
+    fn lagging(&self, unit: usize, bytes: u64, delay: Duration, cx: &Context) -> Option<Instant> {
+        let newest = self.flying(unit).max_by_key(|attempt| attempt.started)?;
+        let options = &cx.policy.options().hedging;
+        let sending = |attempt: &Attempt| cx.policy.sending(attempt.bucket, bytes);
         // Of a small body nothing is acknowledged before all of it is.
-        if sending < cx.policy.options().hedging.delay_min {
+        if !options.progress_check
+            || !cx.policy.progress_seen(newest.bucket)
+            || sending(newest) < options.delay_min
+        {
             return None;
         }
-        let check = attempt.started + sending.mul_f64(1.6) + Duration::from_millis(10);
-        (attempt.acknowledged < bytes / 2).then_some(check)
+        let patience = |attempt: &Attempt| sending(attempt).mul_f64(1.6) + Duration::from_millis(10);
+        let check = newest.started + patience(newest);
+        let promises = |attempt: &Attempt| {
+            let age = cx.now.saturating_duration_since(attempt.started);
+            let (sent, left) = (attempt.acknowledged, bytes.saturating_sub(attempt.acknowledged));
+            // After `patience`, the last half takes as long again. What was sent long ago hangs in the store.
+            if left == 0 || !cx.policy.progress_seen(attempt.bucket) {
+                age < delay
+            } else {
+                sent > 0 && age.mul_f64(left as f64 / sent as f64) <= patience(attempt)
+            }
+        };
+        (check > cx.now || !self.flying(unit).any(promises)).then_some(check)
     }
 
     /// Attempts of a unit that may still win.

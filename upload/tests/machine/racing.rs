@@ -405,27 +405,46 @@ fn no_race_while_the_interface_is_what_is_busy() {
     assert!(!h.find(is_put).is_empty());
 }
 
-#[test]
-fn the_progress_check_finds_a_slow_part_before_d() {
-    let raced_at = |check: bool| {
-        let mut options = UploadOptions::default();
-        options.hedging.progress_check = check;
-        let mut h = Harness::new(&four(), options, 3);
-        h.object(&[CHUNK, 1000]);
-        h.created();
-        let start = h.now;
-        let part = h.find(is_part)[0];
-        h.all_ok(|f| matches!(f.request, Request::Part { chunk: 1, .. }));
-        while h.find(is_put).is_empty() {
-            h.pass(Duration::from_millis(1));
-            let acknowledged = (h.now - start).as_millis() as u64 * 10_000;
-            h.event(Event::Progress { attempt: part, acknowledged });
+/// When the first race of a part begins that goes at 10 MB/s, and when the second, while the first goes at another rate.
+fn races_begin(progress_check: bool, race_bytes_per_ms: u64) -> [Duration; 2] {
+    let mut options = UploadOptions::default();
+    options.hedging.progress_check = progress_check;
+    let mut h = Harness::new(&four(), options, 3);
+    h.object(&[CHUNK, 1000]);
+    h.created();
+    let start = h.now;
+    let part = h.find(is_part)[0];
+    h.all_ok(|f| matches!(f.request, Request::Part { chunk: 1, .. }));
+    let mut begun: Vec<(AttemptId, Duration)> = Vec::new();
+    while begun.len() < 2 {
+        h.pass(Duration::from_millis(1));
+        let now = h.now - start;
+        h.event(Event::Progress { attempt: part, acknowledged: now.as_millis() as u64 * 10_000 });
+        if let Some((race, since)) = begun.first() {
+            let acknowledged = (now - *since).as_millis() as u64 * race_bytes_per_ms;
+            h.event(Event::Progress { attempt: *race, acknowledged });
         }
-        h.now - start
-    };
-    // 1.6 × 129 ms + 10 ms, and D.
-    assert!((214..220).contains(&raced_at(true).as_millis()), "{:?}", raced_at(true));
-    assert!((400..412).contains(&raced_at(false).as_millis()), "{:?}", raced_at(false));
+        for race in h.find(is_put) {
+            if begun.iter().all(|(known, _)| *known != race) {
+                begun.push((race, now));
+            }
+        }
+    }
+    [begun[0].1, begun[1].1]
+}
+
+#[test]
+fn the_progress_check_finds_a_slow_part_before_d_and_a_slow_race_too() {
+    let near = |found: Duration, ms: u128| (ms..ms + 12).contains(&found.as_millis());
+    // 1.6 × 129 ms + 10 ms, and as long again after the race began.
+    let [first, second] = races_begin(true, 10_000);
+    assert!(near(first, 214) && near(second, 430), "{first:?} {second:?}");
+    // A race that keeps its pace is left to it, until 2 D.
+    let [first, second] = races_begin(true, 65_000);
+    assert!(near(first, 214) && near(second, 808), "{first:?} {second:?}");
+    // D and 2 D.
+    let [first, second] = races_begin(false, 10_000);
+    assert!(near(first, 400) && near(second, 808), "{first:?} {second:?}");
 }
 
 #[test]
