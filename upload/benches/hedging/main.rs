@@ -50,14 +50,14 @@ const MEDIUM: Size = Size {
     nodes: 50,
     object_bytes: 256_000_000,
     nic_bytes_per_second: 1_250_000_000,
-    share: 0.5,
+    share: 0.25,
 };
 const LARGE: Size = Size {
     what: "1 × 2.5 GB",
     nodes: 1,
     object_bytes: 2_500_000_000,
     nic_bytes_per_second: 3_125_000_000,
-    share: 0.5,
+    share: 0.25,
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -91,6 +91,8 @@ enum Trouble {
     Buckets(Sickness),
     /// Every node's interface, in bytes a second.
     Link(f64),
+    /// From the beginning, requests without a body hiccup as often as the ones with one.
+    ControlHiccups,
 }
 
 /// What one way did.
@@ -132,7 +134,7 @@ enum Nodes {
 }
 
 impl Nodes {
-    fn new(way: Way, size: Size, nodes: usize, seed: u64) -> Nodes {
+    fn new(way: Way, size: Size, nodes: usize, trouble: Trouble, seed: u64) -> Nodes {
         let mut options = UploadOptions::default();
         if way == Way::Off {
             options.hedging = HedgeOptions::off();
@@ -146,10 +148,14 @@ impl Nodes {
             interval: Duration::from_secs(10),
             deadline: Duration::from_secs(600),
             share_health: way == Way::Shared,
+            retire: false,
             options,
             seed,
         };
-        let model = Model::default();
+        let mut model = Model::default();
+        if let Trouble::ControlHiccups = trouble {
+            model.control_hiccup_share = model.hiccup_share;
+        }
         match way {
             Way::Plain => Nodes::Fixed(Box::new(FixedWorld::new(scenario, model, Attempts::unlimited()))),
             Way::Flink => Nodes::Fixed(Box::new(FixedWorld::new(scenario, model, Attempts::flink()))),
@@ -177,7 +183,7 @@ impl Nodes {
             Nodes::Fixed(world) => world.set_sickness(bucket, sickness),
         };
         match trouble {
-            Trouble::None => {}
+            Trouble::None | Trouble::ControlHiccups => {}
             Trouble::Bucket(sickness) => set(0, sickness),
             Trouble::Buckets(sickness) => (0..BUCKETS).for_each(|bucket| set(bucket, sickness)),
             Trouble::Link(bytes_per_second) => match self {
@@ -201,7 +207,7 @@ struct Scale {
 fn run(scale: Scale, way: Way, size: Size, trouble: Trouble) -> Run {
     let count = ((scale.checkpoints as f64 * size.share) as usize).max(2);
     let nodes = (size.nodes / scale.smaller).max(1);
-    let mut world = Nodes::new(way, size, nodes, scale.seed);
+    let mut world = Nodes::new(way, size, nodes, trouble, scale.seed);
     for _ in 0..scale.calm {
         world.checkpoint();
     }
@@ -235,8 +241,8 @@ fn main() {
         "hedging",
         "What hedging over several buckets does to checkpoints, in virtual time.",
         &[
-            ("--checkpoints NUMBER", "counted for each line, half for large objects (1500)"),
-            ("--troubled NUMBER", "the same with a trouble (200)"),
+            ("--checkpoints NUMBER", "counted for each line, a quarter for large objects (4000)"),
+            ("--troubled NUMBER", "the same with a trouble (400)"),
             ("--seed NUMBER", "decides everything (1)"),
             ("--svg FILE", "where to draw the distributions"),
             ("--only calm|troubles|validation", "a part of it"),
@@ -244,14 +250,14 @@ fn main() {
     )
     .counts_only();
     let scale = Scale {
-        checkpoints: bench.number("--checkpoints", bench.size(1500, 4)) as usize,
+        checkpoints: bench.number("--checkpoints", bench.size(4000, 4)) as usize,
         calm: bench.size(60, 2),
         smaller: bench.size(1, 25),
         seed: bench.number("--seed", 1),
     };
-    let troubled = Scale { checkpoints: bench.number("--troubled", bench.size(200, 4)) as usize, ..scale };
+    let troubled = Scale { checkpoints: bench.number("--troubled", bench.size(400, 4)) as usize, ..scale };
     bench.note(format!(
-        "Seed {}; {} checkpoints a line, half for larger objects, {} with a trouble, after {} calm ones that do not count; one \
+        "Seed {}; {} checkpoints a line, a quarter for larger objects, {} with a trouble, after {} calm ones that do not count; one \
          every 10 s.",
         scale.seed, scale.checkpoints, troubled.checkpoints, scale.calm
     ));
@@ -382,6 +388,7 @@ fn troubles(bench: &mut Bench, scale: Scale, calm_p50: f64) {
         ("all buckets refuse 90 %", SMALL, Trouble::Buckets(refusing)),
         ("one bucket dead", MEDIUM, dead),
         ("link at 150 MB/s", MEDIUM, Trouble::Link(150e6)),
+        ("Completes hiccup too", MEDIUM, Trouble::ControlHiccups),
     ];
     let mut table = Table::new(
         "Troubles",

@@ -23,7 +23,7 @@ use crate::store::Lane;
 /// The parameters of a healthy world. Lognormal quantities are a median and a σ.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Of one connection, bytes per second.
+    /// Of one connection as long as it lives, bytes per second.
     pub rate_bytes_per_second: (f64, f64),
     /// From the last byte of a body to the answer, in seconds.
     pub service_s: (f64, f64),
@@ -39,8 +39,10 @@ pub struct Model {
     pub slow_stays: f64,
     /// A slow request's rate is divided by something between these, log-uniform.
     pub slow_divisor: (f64, f64),
-    /// The share of answers that hiccup.
+    /// The share of answers to bodies that hiccup.
     pub hiccup_share: f64,
+    /// The share of all other answers that do.
+    pub control_hiccup_share: f64,
     /// What a hiccup adds, in seconds.
     pub hiccup_s: (f64, f64),
     /// The share of requests that never end.
@@ -63,6 +65,7 @@ impl Default for Model {
             slow_stays: 0.5,
             slow_divisor: (5.1, 12.3),
             hiccup_share: 0.00089,
+            control_hiccup_share: 0.0,
             hiccup_s: (0.417, 0.52),
             stall_share: 2e-6,
             front_ends: 16,
@@ -174,6 +177,8 @@ pub struct Network {
     buckets: Vec<Sickness>,
     calls: Vec<Slot>,
     free: Vec<u32>,
+    /// The node and the pool that the last connection went back to.
+    freed: Option<(usize, usize)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -215,6 +220,7 @@ struct SentBody {
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     front_end: u32,
+    rate_bytes_per_second: f64,
     /// What the rate of its last request was divided by: 1 unless that was slow; `None` without a last one.
     slow: Option<f64>,
     idle_since_ns: u64,
@@ -248,6 +254,7 @@ impl Network {
             buckets: vec![Sickness::default(); buckets],
             calls: Vec::new(),
             free: Vec::new(),
+            freed: None,
         }
     }
 
@@ -283,10 +290,13 @@ impl Network {
             None => {
                 idle.clear();
                 let front_end = (self.random.unit() * f64::from(self.model.front_ends)) as u32;
-                let connection = Connection { front_end, slow: None, idle_since_ns: 0 };
+                let rate_bytes_per_second = self.random.lognormal(self.model.rate_bytes_per_second);
+                let connection =
+                    Connection { front_end, rate_bytes_per_second, slow: None, idle_since_ns: 0 };
                 (connection, nanoseconds(self.random.lognormal(self.model.connect_s)))
             }
         };
+        self.freed = None;
         let slot = self.free.pop().unwrap_or_else(|| {
             self.calls.push(Slot { generation: 0, call: None, sent: false });
             self.calls.len() as u32 - 1
@@ -310,6 +320,13 @@ impl Network {
         let sent_bytes = self.acknowledged(id).expect("a call under way");
         self.finish(id.slot, false);
         sent_bytes
+    }
+
+    /// Closes the connection of the request that ended last, so that none uses it again.
+    pub fn retire(&mut self) {
+        if let Some((node, pool)) = self.freed.take() {
+            self.nodes[node].idle[pool].pop();
+        }
     }
 
     /// The bytes of its body that the other side has; `None` if the request has ended.
@@ -374,9 +391,11 @@ impl Network {
         let (call, mut connection) = held.call.take().expect("a call under way");
         held.generation = held.generation.wrapping_add(1);
         self.free.push(slot);
+        self.freed = None;
         if usable {
             connection.idle_since_ns = self.now_ns;
             self.nodes[call.node].idle[pool(&call)].push(connection);
+            self.freed = Some((call.node, pool(&call)));
         }
         let bodies = &mut self.nodes[call.node].bodies;
         if let Some(at) = bodies.iter().position(|body| body.slot == slot) {
@@ -401,17 +420,16 @@ impl Network {
         }
         match call.work {
             Work::Control => {
-                let wait_s = self.random.lognormal(self.model.control_s) + self.hiccup_s();
+                let wait_s = self.random.lognormal(self.model.control_s) + self.hiccup_s(false);
                 self.answer(slot, wait_s * slower(&sick, &connection), true);
             }
             Work::Complete => {
-                let wait_s = self.random.lognormal(self.model.complete_s) + self.hiccup_s();
+                let wait_s = self.random.lognormal(self.model.complete_s) + self.hiccup_s(false);
                 self.answer(slot, wait_s * slower(&sick, &connection), true);
             }
             Work::Body => {
                 let slow = self.slowness(connection.slow);
-                let rate = self.random.lognormal(self.model.rate_bytes_per_second);
-                let capacity = rate / slow / slower(&sick, &connection);
+                let capacity = connection.rate_bytes_per_second / slow / slower(&sick, &connection);
                 if let Some((_, connection)) = &mut self.calls[slot as usize].call {
                     connection.slow = Some(slow);
                 }
@@ -435,12 +453,9 @@ impl Network {
         if self.random.unit() < begins { low * (high / low).powf(self.random.unit()) } else { 1.0 }
     }
 
-    fn hiccup_s(&mut self) -> f64 {
-        if self.random.unit() < self.model.hiccup_share {
-            self.random.lognormal(self.model.hiccup_s)
-        } else {
-            0.0
-        }
+    fn hiccup_s(&mut self, body: bool) -> f64 {
+        let share = if body { self.model.hiccup_share } else { self.model.control_hiccup_share };
+        if self.random.unit() < share { self.random.lognormal(self.model.hiccup_s) } else { 0.0 }
     }
 
     fn answer(&mut self, slot: u32, wait_s: f64, done: bool) {
@@ -498,7 +513,7 @@ impl Network {
         for slot in sent {
             self.calls[slot as usize].sent = true;
             let Some((call, connection)) = self.calls[slot as usize].call else { continue };
-            let wait_s = self.random.lognormal(self.model.service_s) + self.hiccup_s();
+            let wait_s = self.random.lognormal(self.model.service_s) + self.hiccup_s(true);
             let factor = slower(&self.buckets[call.bucket], &connection);
             self.answer(slot, wait_s * factor, true);
         }

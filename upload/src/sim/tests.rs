@@ -3,6 +3,7 @@
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use super::network::{Call, Ending, Happening, Model, Network, Work};
 use super::*;
 
 /// The outcome of a future that never waits.
@@ -227,4 +228,37 @@ fn chances_follow_the_seed() {
     assert_ne!(outcomes(5), outcomes(6));
     let ok = outcomes(5).into_iter().filter(|ok| *ok).count();
     assert!((400..600).contains(&ok), "{ok} of 1000 at one half");
+}
+
+#[test]
+fn a_connection_keeps_its_rate_until_it_is_closed() {
+    let even = |median| (median, 0.0);
+    let model = Model {
+        service_s: even(0.1),
+        connect_s: even(0.0),
+        slow_share: 0.0,
+        hiccup_share: 0.0,
+        stall_share: 0.0,
+        ..Model::default()
+    };
+    let mut network = Network::new(model, 1, 1, f64::MAX, 1);
+    let send = |network: &mut Network| {
+        let started = network.now();
+        network.start(Call {
+            node: 0,
+            bucket: 0,
+            lane: Lane::Primary,
+            work: Work::Body,
+            bytes: 5_000_000,
+            timeout: Duration::from_secs(10),
+            owner: 0,
+        });
+        let ended = network.advance();
+        assert!(matches!(ended, Some(Happening::Ended { ending: Ending::Done, .. })), "{ended:?}");
+        network.now() - started
+    };
+    let first = send(&mut network);
+    assert_eq!(send(&mut network), first);
+    network.retire();
+    assert_ne!(send(&mut network), first);
 }

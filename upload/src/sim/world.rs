@@ -35,6 +35,8 @@ pub struct Scenario {
     pub deadline: Duration,
     /// Whether the nodes tell each other of the buckets' health after each checkpoint.
     pub share_health: bool,
+    /// Whether slow connections are closed when the machine says so. Our driver does not.
+    pub retire: bool,
     /// The options of every node.
     pub options: UploadOptions,
     /// Decides everything that is left to chance.
@@ -390,6 +392,7 @@ impl World {
                         self.failed += usize::from(outcome.is_err());
                     }
                     Action::Settled { .. } => object.settled = true,
+                    Action::Retire { .. } if self.scenario.retire => self.network.retire(),
                     Action::Stored { .. } | Action::Release { .. } | Action::Retire { .. } => {}
                 }
             }
