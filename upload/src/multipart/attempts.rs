@@ -173,11 +173,12 @@ impl ObjectMachine {
         if slot.hedges >= hedges_max {
             return;
         }
-        let (unit, hedges) = (slot.unit, slot.hedges);
+        let unit = slot.unit;
         let bytes = self.units[unit].bytes;
-        // A race that had to wait gets its D before the next one.
+        // Each attempt gets its D, whenever it began: D, 2 D and 3 D from the first one's start, later where a race had to
+        // wait, earlier where one was refused or the attempt before it was found to lag.
         let newest = self.flying(unit).map(|attempt| attempt.started).max().unwrap_or(since);
-        let mut due = (since + delay * (hedges + 1)).max(newest + delay);
+        let mut due = newest + delay;
         if let Some(check) = self.lagging(unit, bytes, delay, cx) {
             due = due.min(check);
         }

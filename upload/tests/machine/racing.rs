@@ -290,6 +290,25 @@ fn the_first_refusal_goes_elsewhere_at_once_and_the_next_ones_back_off() {
 }
 
 #[test]
+fn a_race_that_is_refused_is_begun_again_elsewhere_at_once_and_three_are_all() {
+    let (mut h, primary, home) = with_a_late_part();
+    h.pass(LATE);
+    let mut tried = vec![home];
+    for _ in 0..3 {
+        let race = h.only(is_put);
+        tried.push(h.in_flight[&race].bucket);
+        h.err(race, StoreErrorKind::Throttled);
+    }
+    assert_ne!(tried[1], tried[2], "not where it was just refused");
+    assert!(!tried[1..].contains(&home), "{tried:?}");
+    h.pass(2 * SECOND);
+    assert!(h.find(is_put).is_empty());
+    h.ok(primary);
+    h.all_ok(is_complete);
+    assert_eq!(h.placement().pieces.len(), 1);
+}
+
+#[test]
 fn when_every_bucket_refuses_nothing_goes_elsewhere_and_nothing_is_raced() {
     let mut h = Harness::new(&four(), UploadOptions::default(), 3);
     h.object(&[1000]);
@@ -439,9 +458,9 @@ fn the_progress_check_finds_a_slow_part_before_d_and_a_slow_race_too() {
     // 1.6 × 129 ms + 10 ms, and as long again after the race began.
     let [first, second] = races_begin(true, 10_000);
     assert!(near(first, 214) && near(second, 430), "{first:?} {second:?}");
-    // A race that keeps its pace is left to it, until 2 D.
+    // A race that keeps its pace is left to it, until it is D old itself.
     let [first, second] = races_begin(true, 65_000);
-    assert!(near(first, 214) && near(second, 808), "{first:?} {second:?}");
+    assert!(near(first, 214) && near(second, 622), "{first:?} {second:?}");
     // D and 2 D.
     let [first, second] = races_begin(false, 10_000);
     assert!(near(first, 400) && near(second, 808), "{first:?} {second:?}");
