@@ -355,8 +355,8 @@ fn calm(bench: &mut Bench, scale: Scale) -> f64 {
                 let curves = [
                     (off, "no hedging"),
                     (flink, "Flink: 1 s, 3 attempts"),
-                    (local, "tidelog"),
-                    (shared, "tidelog, shared health"),
+                    (local, "tidelog, each node alone"),
+                    (shared, "shared health, progress check"),
                 ];
                 let curves = curves.map(|(run, name)| Curve { name, values: &run.times_ms });
                 std::fs::write(&path, plot::svg(what, &curves)).expect("the plot can be written");
