@@ -47,10 +47,11 @@ impl Uploader {
         for (_, object) in due {
             let mut keep = Vec::new();
             for holding in &self.parts.custody.holdings {
-                // Its commit may be recorded in another directory, whose logs may need it.
+                // Its commit may be recorded in another directory, whose logs may need it. A bucket may be open by another
+                // URL than the pieces were written by: names alone count.
                 holding.ledger.read(|state| {
                     let pieces = state.objects().get(&object).into_iter().flat_map(|object| &object.pieces);
-                    keep.extend(pieces.filter_map(|piece| self.piece_in_buckets(piece)));
+                    keep.extend(pieces.map(|piece| piece.object.clone()));
                 });
             }
             let (sender, name) = (self.parts.sender.clone(), object.clone());
@@ -78,12 +79,6 @@ impl Uploader {
 
     pub(super) fn bucket(&self, url: &str) -> Option<BucketIndex> {
         self.parts.buckets.iter().position(|bucket| **bucket == *url).map(BucketIndex)
-    }
-
-    fn piece_in_buckets(&self, piece: &Piece) -> Option<tidelog_upload::multipart::Piece> {
-        let bucket = self.bucket(&piece.bucket)?;
-        let (name, offset, bytes) = (piece.object.clone(), piece.offset, piece.bytes);
-        Some(tidelog_upload::multipart::Piece { bucket, name, offset, bytes })
     }
 
     /// Notes that nothing is left of an upload but the pieces of its object, if that is complete.

@@ -115,7 +115,8 @@ impl Suite {
     }
 
     async fn names(&self) {
-        let segment = "s".repeat(240);
+        // Garage keeps names in LMDB, whose keys end at 511 bytes.
+        let segment = "s".repeat(if self.exact { 240 } else { 200 });
         let good = [
             self.name("with blank"),
             self.name("ä/日本/🌊"),

@@ -215,3 +215,78 @@ fn denied_access_fails_at_once_and_is_over_when_it_is_granted() {
         check(&handle);
     });
 }
+
+/// The same bucket by two endpoints, as two gateways or two names of one host are.
+#[test]
+fn a_bucket_with_two_urls_loses_nothing_to_its_own_races() {
+    with_credentials("a_bucket_with_two_urls_loses_nothing_to_its_own_races", || {
+        let server = server();
+        let proxy = Proxy::start(server.address()).unwrap();
+        // Late enough to be raced, and then all of them succeed.
+        server.add_rule(Rule::new(Fault::DelayAnswer(Duration::from_millis(700))).operation(Operation::Put));
+        for small in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let mut uploads = UploadOptions::default();
+            uploads.hedging.tokens_per_part = 10.0;
+            if !small {
+                // Each part that is raced is an object of its own.
+                server.add_rule(
+                    Rule::new(Fault::DelayAnswer(Duration::from_millis(900))).operation(Operation::PutPart),
+                );
+            }
+            let options = options(&url(BUCKETS[0], &server.endpoint()), &dir)
+                .add_bucket(url(BUCKETS[0], &proxy.endpoint()))
+                .uploads(uploads);
+            let changelog = Changelog::open(options).unwrap();
+            let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).unwrap();
+            let changes = if small { 100 } else { 14_000 };
+            append(&mut writer, 0..changes);
+            let handle = writer.persist_durably(SequenceNumber::ZERO).wait().unwrap();
+            check(&handle);
+            assert!(server.count(Operation::Put) > 1, "there was a race");
+            // What losers left is removed after a while, and nothing else.
+            let kept: Vec<String> = handle.objects().map(|(_, object)| format!("state/{object}")).collect();
+            let stored = || -> Vec<String> {
+                server.objects(BUCKETS[0]).into_iter().map(|object| object.name).collect()
+            };
+            for _ in 0..600 {
+                if stored().iter().all(|name| kept.contains(name)) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            assert_eq!(stored().len(), kept.len(), "{:?} instead of {kept:?}", stored());
+            check(&handle);
+            check_nothing_stays(&server, changelog, writer);
+        }
+    });
+}
+
+#[test]
+fn an_open_by_another_url_of_the_bucket_removes_no_object() {
+    with_credentials("an_open_by_another_url_of_the_bucket_removes_no_object", || {
+        let server = server();
+        let dir = tempfile::tempdir().unwrap();
+        server.add_rule(Rule::new(Fault::DelayAnswer(Duration::from_millis(700))).operation(Operation::Put));
+        let url = url(BUCKETS[0], &server.endpoint());
+        let handle = {
+            let changelog = Changelog::open(options(&url, &dir)).unwrap();
+            let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).unwrap();
+            append(&mut writer, 0..100);
+            writer.persist_durably(SequenceNumber::ZERO).wait().unwrap()
+        };
+        assert!(server.count(Operation::Put) > 1, "there was a race, so something may be left");
+        server.clear_rules();
+        let lists = server.count(Operation::List);
+        let changelog = Changelog::open(options(&format!("{url}&checksum=md5"), &dir)).unwrap();
+        for _ in 0..600 {
+            if server.count(Operation::List) > lists && server.objects(BUCKETS[0]).len() == 1 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(server.count(Operation::List) > lists, "it was swept");
+        check(&handle);
+        drop(changelog);
+    });
+}

@@ -58,8 +58,6 @@ pub struct ObjectMachine {
     names_given: u64,
     /// Buckets that refused this object for good.
     excluded: Vec<BucketIndex>,
-    /// Buckets where the object's own name is taken.
-    named: Vec<BucketIndex>,
     /// Failures that a second attempt may mend, and a third will not.
     credentials_failures: u32,
     error: Option<StoreError>,
@@ -230,7 +228,6 @@ impl ObjectMachine {
             attempts_begun: 0,
             names_given: 0,
             excluded: Vec::new(),
-            named: Vec::new(),
             credentials_failures: 0,
             error: None,
             phase: Phase::Writing,
@@ -373,7 +370,7 @@ impl ObjectMachine {
 
     fn new_upload(&mut self, bucket: BucketIndex, group: usize, direct: bool, cx: &Context) -> Upload {
         let rules = cx.rules(bucket);
-        let name = self.whole_name(bucket);
+        let name = self.whole_name();
         Upload {
             bucket,
             name,
@@ -400,14 +397,14 @@ impl ObjectMachine {
         }
     }
 
-    /// A name for the whole object that was not used in this bucket.
-    fn whole_name(&mut self, bucket: BucketIndex) -> String {
-        if self.named.contains(&bucket) {
-            self.names_given += 1;
-            return format!("{}.w{}", self.name, self.names_given);
+    /// A name for the whole object that was not used in any bucket: two of them may be one that has two URLs, and nobody
+    /// may mistake a winner for what a loser has left.
+    fn whole_name(&mut self) -> String {
+        self.names_given += 1;
+        match self.names_given {
+            1 => self.name.clone(),
+            given => format!("{}.w{}", self.name, given - 1),
         }
-        self.named.push(bucket);
-        self.name.clone()
     }
 
     fn start(&mut self, attempt: Attempt, cx: &mut Context) -> AttemptId {

@@ -18,7 +18,6 @@ use super::answer::Answer;
 use super::attempt::Cancel;
 use super::{Core, Driver, What};
 use crate::bucket::BucketIndex;
-use crate::multipart::Piece;
 use crate::store::{
     BoxFuture, Lane, ListedObject, ListedUpload, Operation, Store, StoreError, StoreErrorKind, UploadId,
     UploadRef,
@@ -121,14 +120,15 @@ impl Driver {
     }
 
     /// Removes what the writing of the object `name` may have left, in every bucket: uploads of it and of its side
-    /// objects, and these objects themselves but those in `keep`. Its side objects' names are its own, a dot, and more.
-    /// What cannot be removed does not keep the rest; the first failure is the outcome.
+    /// objects, and these objects themselves but those whose names are in `keep`, whatever the bucket: no two attempts
+    /// share a name, and a bucket may be known by several URLs. Its side objects' names are its own, a dot, and more. What
+    /// cannot be removed does not keep the rest; the first failure is the outcome.
     ///
     /// Nobody may be writing the object.
     pub fn sweep(
         &self,
         name: &str,
-        keep: &[Piece],
+        keep: &[String],
         done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
     ) {
         let gather = Arc::new(Gather {
@@ -139,8 +139,7 @@ impl Driver {
         });
         for index in 0..self.core.stores.len() {
             let bucket = BucketIndex(index);
-            let kept: Vec<String> =
-                keep.iter().filter(|piece| piece.bucket == bucket).map(|piece| piece.name.clone()).collect();
+            let kept = keep.to_vec();
             let core = Arc::clone(&self.core);
             let gather = Arc::clone(&gather);
             let name = name.to_owned();

@@ -118,7 +118,7 @@ impl ObjectMachine {
         let Unit { chunks, bytes, .. } = &self.units[unit];
         let (chunks, bytes) = (chunks.clone(), *bytes);
         let name = if self.uploads[at].state == State::Direct {
-            self.whole_name(bucket)
+            self.whole_name()
         } else {
             format!("{}.{:05}.{}", self.name, chunks.start, self.attempts_begun)
         };
@@ -555,7 +555,7 @@ impl ObjectMachine {
             slot.retry_at = if at_once { None } else { Some(cx.now + pause) };
         }
         if fresh_name && !not_applied {
-            let name = self.whole_name(bucket);
+            let name = self.whole_name();
             self.uploads[at].name = name;
         }
     }
