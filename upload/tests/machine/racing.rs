@@ -493,6 +493,20 @@ fn where_a_bucket_does_not_tell_of_progress_nothing_is_found_lagging() {
 }
 
 #[test]
+fn a_small_body_is_not_late_before_d_however_little_of_it_has_gone_out() {
+    let mut options = UploadOptions::default();
+    options.hedging.progress_check = true;
+    let mut h = Harness::new(&four(), options, 3);
+    h.object(&[1000]);
+    let put = h.only(is_put);
+    h.event(Event::Progress { attempt: put, acknowledged: 0 });
+    h.pass(Duration::from_millis(140));
+    assert_eq!(h.find(is_put), [put]);
+    h.pass(Duration::from_millis(20));
+    assert_eq!(h.find(is_put).len(), 2);
+}
+
+#[test]
 fn a_bucket_that_opens_loses_its_units_into_one_upload_elsewhere() {
     let mut h = Harness::new(&four(), UploadOptions::default(), 3);
     h.event(Event::Chunk { bytes: CHUNK, last: false });
