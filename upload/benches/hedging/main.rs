@@ -75,7 +75,7 @@ impl Way {
         match self {
             Way::Plain => "one attempt (no code of ours)",
             Way::Flink => "1 s, three attempts, same bucket (Flink)",
-            Way::Off => "no hedging",
+            Way::Off => "no hedging, slow connections closed",
             Way::Local => "hedging, each node alone",
             Way::Shared => "hedging, shared health, progress check",
         }
@@ -148,7 +148,6 @@ impl Nodes {
             interval: Duration::from_secs(10),
             deadline: Duration::from_secs(600),
             share_health: way == Way::Shared,
-            retire: false,
             options,
             seed,
         };
@@ -319,7 +318,7 @@ fn calm(bench: &mut Bench, scale: Scale) -> f64 {
     );
     let mut calm_p50 = f64::NAN;
     for size in [SMALL, MEDIUM, LARGE] {
-        let ways = [Way::Off, Way::Flink, Way::Local, Way::Shared];
+        let ways = [Way::Plain, Way::Off, Way::Flink, Way::Local, Way::Shared];
         let runs = ways.map(|way| {
             bench.progress(&format!("{}, {}", size.what, way.name()));
             let run = run(scale, way, size, Trouble::None);
@@ -334,7 +333,7 @@ fn calm(bench: &mut Bench, scale: Scale) -> f64 {
             ]);
             run
         });
-        let [off, flink, local, shared] = &runs;
+        let [plain, off, flink, local, shared] = &runs;
         let below = |a: f64, b: f64| 100.0 * (1.0 - a / b);
         let what = size.what;
         let svg = bench.text("--svg");
@@ -353,7 +352,8 @@ fn calm(bench: &mut Bench, scale: Scale) -> f64 {
             );
             if let Some(path) = svg {
                 let curves = [
-                    (off, "no hedging"),
+                    (plain, "no hedging"),
+                    (off, "slow connections closed only"),
                     (flink, "Flink: 1 s, 3 attempts"),
                     (local, "tidelog, each node alone"),
                     (shared, "shared health, progress check"),

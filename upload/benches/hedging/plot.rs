@@ -15,8 +15,13 @@ const TOP: f64 = 48.0;
 const BOTTOM: f64 = 52.0;
 
 /// From light and dark pages alike these stand out, and from each other also without colours seen.
-const STROKES: [(&str, &str); 4] =
-    [("#8a8f98", "7 4"), ("#d08700", "2 3"), ("#2f81f7", "none"), ("#2da44e", "none")];
+const STROKES: [(&str, &str); 5] = [
+    ("#8a8f98", "7 4"),
+    ("#a371f7", "9 3 2 3"),
+    ("#d08700", "2 3"),
+    ("#2f81f7", "none"),
+    ("#2da44e", "none"),
+];
 
 /// The share of checkpoints that took at most so many milliseconds.
 pub fn svg(what: &str, curves: &[Curve<'_>]) -> String {

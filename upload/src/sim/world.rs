@@ -35,8 +35,6 @@ pub struct Scenario {
     pub deadline: Duration,
     /// Whether the nodes tell each other of the buckets' health after each checkpoint.
     pub share_health: bool,
-    /// Whether slow connections are closed when the machine says so. Our driver does not.
-    pub retire: bool,
     /// The options of every node.
     pub options: UploadOptions,
     /// Decides everything that is left to chance.
@@ -347,7 +345,7 @@ impl World {
         }
         object.alarm = None;
         let mut events = VecDeque::new();
-        if self.scenario.options.hedging.progress_check {
+        if self.nodes[object.node].policy.options().heeds_progress() {
             for underway in &object.calls {
                 if let (true, Some(acknowledged)) =
                     (underway.has_body(), self.network.acknowledged(underway.call))
@@ -392,8 +390,8 @@ impl World {
                         self.failed += usize::from(outcome.is_err());
                     }
                     Action::Settled { .. } => object.settled = true,
-                    Action::Retire { .. } if self.scenario.retire => self.network.retire(),
-                    Action::Stored { .. } | Action::Release { .. } | Action::Retire { .. } => {}
+                    Action::Retire { .. } => self.network.retire(),
+                    Action::Stored { .. } | Action::Release { .. } => {}
                 }
             }
         }
