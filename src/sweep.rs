@@ -2,14 +2,15 @@
 //!
 //! A changelog removes what it left itself, by its manifest. This is for what no changelog will remove any more: of
 //! directories that were lost or are not opened again, of machines that never came back. It looks only at names as
-//! changelogs give them. What is said to be stray is a list first; nothing goes by itself.
+//! changelogs give them, in the one folder where they would be: deeper folders are other changelogs' prefixes. What is said
+//! to be stray is a list first; nothing goes by itself.
 //!
 //! Names are compared by their last part, which has a unique token: however a bucket's URL is written, and wherever the
 //! folders of a name begin, the same object is the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tidelog_io::directory::{self, MANIFEST_NAME, ManifestContent, ManifestError};
 use tidelog_upload::bucket::BucketIndex;
@@ -17,11 +18,14 @@ use tidelog_upload::{Driver, DriverError, Pending, Runtime, StoreError, UploadId
 
 use crate::handle::ChangelogHandle;
 use crate::manifest::{ManifestError as RecordError, ManifestState};
-use crate::uploader::OBJECT_OPEN_MAX;
+use crate::uploader::{OBJECT_OPEN_MAX, name_hash};
 
 const ONLY: BucketIndex = BucketIndex(0);
 /// A changelog has completed or given up what it began long before that, as nothing is open longer than half of it.
 const ALIVE_MAX: Duration = Duration::from_secs(24 * 3600);
+/// The beginning of 2020, by Unix time. No changelog is older, so a bucket that dates something earlier does not know when it
+/// was made: some test servers say the same day of 2010 of everything.
+const BELIEVED_FROM: Duration = Duration::from_secs(1_577_836_800);
 
 const _: () = assert!(OBJECT_OPEN_MAX.as_secs() * 2 <= ALIVE_MAX.as_secs());
 
@@ -36,6 +40,12 @@ const _: () = assert!(OBJECT_OPEN_MAX.as_secs() * 2 <= ALIVE_MAX.as_secs());
 /// directory that was given knows it, and it is older than the least age. Where not the directories of all changelogs alive
 /// are given, that age has to be longer than any time between two checkpoints of a log and half a day together: an object may
 /// be complete long before the first handle names it, and a bucket may count its age from the beginning of its upload.
+///
+/// Only names `[prefix/][two characters of a hash/]group/object` below the bucket's URL are looked at. What is in deeper
+/// folders belongs to changelogs with another URL or prefix, which are swept with that.
+///
+/// Ages are those that the bucket tells: its clock and this machine's have to agree to the hour. What is dated before 2020
+/// is of unknown age. AWS refuses whoever's clock differs by a quarter of an hour; a server that does not has to be trusted.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,6 +64,9 @@ const _: () = assert!(OBJECT_OPEN_MAX.as_secs() * 2 <= ALIVE_MAX.as_secs());
 #[derive(Debug)]
 pub struct Sweeper {
     driver: Driver,
+    /// The bucket's URL, for errors.
+    url: String,
+    /// Empty, or ends with `/`.
     prefix: String,
     group: Option<String>,
     min_age: Duration,
@@ -61,8 +74,15 @@ pub struct Sweeper {
     known: BTreeSet<String>,
     /// Those of uploads that are not settled, and the directories that nobody has open and that began them.
     dead: BTreeMap<String, PathBuf>,
-    /// Last parts of the names of files that live handles refer to.
-    live: Option<BTreeSet<String>>,
+    live: Option<Live>,
+}
+
+/// What live handles say.
+#[derive(Debug, Default)]
+struct Live {
+    handles: usize,
+    /// Last parts of the names of files that they refer to.
+    files: BTreeSet<String>,
 }
 
 /// What a bucket holds of what a sweeper looks at.
@@ -84,8 +104,10 @@ pub enum Kept {
     Known,
     /// An object that a live handle names.
     Live,
-    /// It is not old enough, or the bucket does not say how old it is.
+    /// It is not old enough.
     Young,
+    /// The bucket does not say how old it is, or says what cannot be: that it is older than tidelog.
+    Undated,
 }
 
 /// Something in the bucket that no owner known to the sweeper needs.
@@ -152,6 +174,20 @@ pub enum SweepError {
         /// What is wrong with it.
         source: RecordError,
     },
+    /// Live handles were given, and none of them names anything here.
+    #[error(
+        "{objects} objects in {bucket} would go, and none of the {handles} live handles names a file there: they seem to be \
+         other changelogs' handles; give those of the changelogs that write to this place, or none, to remove unfinished \
+         uploads alone; if nobody needs these objects, delete their folder by the bucket's own means"
+    )]
+    ForeignHandles {
+        /// The bucket.
+        bucket: String,
+        /// How many handles were given.
+        handles: usize,
+        /// How many objects would be stray.
+        objects: usize,
+    },
     /// The requests were cut off.
     #[error("the sweep was cut off")]
     Closed,
@@ -164,9 +200,11 @@ impl Sweeper {
     /// A bucket that cannot be opened.
     pub fn open(bucket: &str) -> Result<Sweeper, SweepError> {
         let store = tidelog_upload::open_store(bucket)?;
+        let url = store.url().to_owned();
         let driver = Driver::start(vec![store], Runtime::Own { threads: 1 }, UploadOptions::default())?;
         Ok(Sweeper {
             driver,
+            url,
             prefix: String::new(),
             group: None,
             min_age: ALIVE_MAX,
@@ -176,7 +214,7 @@ impl Sweeper {
         })
     }
 
-    /// Looks only into this folder: the [name prefix](crate::Options::name_prefix) of the changelogs.
+    /// Looks into this folder: the [name prefix](crate::Options::name_prefix) of the changelogs.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Sweeper {
         self.prefix = prefix.into();
@@ -226,61 +264,77 @@ impl Sweeper {
     }
 
     /// These are all handles that anybody may still read, in whatever bucket: complete objects that none of them names may
-    /// be stray. Without this only uploads are.
+    /// be stray. Without this only uploads are. No handles at all say that nobody needs any object; handles of which none
+    /// names anything in the bucket are refused by [`plan`](Self::plan), if objects would be stray.
     #[must_use]
     pub fn live_handles(mut self, handles: &[ChangelogHandle]) -> Sweeper {
-        let names =
-            handles.iter().flat_map(ChangelogHandle::objects).map(|(_, object)| last(object).to_owned());
-        self.live.get_or_insert_default().extend(names);
+        let live = self.live.get_or_insert_default();
+        live.handles += handles.len();
+        live.files.extend(
+            handles.iter().flat_map(ChangelogHandle::objects).map(|(_, object)| last(object).to_owned()),
+        );
         self
     }
 
     /// What is stray at `now`. Nothing is changed.
     ///
     /// # Errors
-    /// What the bucket says.
+    /// What the bucket says, and [`SweepError::ForeignHandles`].
     pub fn plan(&self, now: SystemTime) -> Result<SweepPlan, SweepError> {
-        // With a time in the future nobody knows.
-        let age = |since: Option<SystemTime>| now.duration_since(since?).ok();
         let mut plan = SweepPlan::default();
-        for upload in answer(|done| self.driver.list_uploads(ONLY, &self.prefix, done))? {
-            let Some(object) = self.object_of(&upload.name) else { continue };
-            let (age, owner) = (age(upload.created), self.dead.get(object).cloned());
+        let uploads = answer(|done| self.driver.list_uploads(ONLY, &self.prefix, done))?;
+        let foreign = self.foreign(uploads.iter().map(|upload| &*upload.name));
+        for upload in &uploads {
+            let Some(object) = self.object_of(&upload.name, &foreign) else { continue };
+            let age = age(upload.created, now);
             match self.why_keep_upload(object, age) {
                 Some(why) => *plan.kept.entry(why).or_default() += 1,
                 None => {
-                    let kind = StrayKind::Upload { id: upload.id, owner };
-                    plan.strays.push(Stray { name: upload.name, kind, age });
+                    let owner = self.dead.get(object).cloned();
+                    let kind = StrayKind::Upload { id: upload.id.clone(), owner };
+                    plan.strays.push(Stray { name: upload.name.clone(), kind, age: age.ok() });
                 }
             }
         }
         let Some(live) = &self.live else { return Ok(plan) };
-        for object in answer(|done| self.driver.list(ONLY, &self.prefix, done))? {
-            let Some(of) = self.object_of(&object.name) else { continue };
-            let age = age(object.modified);
-            let why = match () {
-                () if live.contains(last(&object.name)) => Kept::Live,
-                () if self.known.contains(of) => Kept::Known,
-                () if age.is_none_or(|age| age < self.min_age) => Kept::Young,
-                () => {
+        let objects = answer(|done| self.driver.list(ONLY, &self.prefix, done))?;
+        let foreign = self.foreign(objects.iter().map(|object| &*object.name));
+        let uploads = plan.strays.len();
+        for object in &objects {
+            let Some(of) = self.object_of(&object.name, &foreign) else { continue };
+            let age = age(object.modified, now);
+            let why = match age {
+                _ if live.files.contains(last(&object.name)) => Kept::Live,
+                _ if self.known.contains(of) => Kept::Known,
+                Err(why) => why,
+                Ok(age) if age < self.min_age => Kept::Young,
+                Ok(_) => {
                     let kind = StrayKind::Object { bytes: object.bytes };
-                    plan.strays.push(Stray { name: object.name, kind, age });
+                    plan.strays.push(Stray { name: object.name.clone(), kind, age: age.ok() });
                     continue;
                 }
             };
             *plan.kept.entry(why).or_default() += 1;
         }
+        let objects = plan.strays.len() - uploads;
+        if live.handles > 0 && objects > 0 && !plan.kept.contains_key(&Kept::Live) {
+            let (bucket, handles) = (self.url.clone(), live.handles);
+            return Err(SweepError::ForeignHandles { bucket, handles, objects });
+        }
         Ok(plan)
     }
 
-    fn why_keep_upload(&self, object: &str, age: Option<Duration>) -> Option<Kept> {
+    fn why_keep_upload(&self, object: &str, age: Result<Duration, Kept>) -> Option<Kept> {
         if self.dead.contains_key(object) {
             return None;
         }
         if self.known.contains(object) {
             return Some(Kept::InUse);
         }
-        age.is_none_or(|age| age < self.min_age.max(ALIVE_MAX)).then_some(Kept::Young)
+        match age {
+            Err(why) => Some(why),
+            Ok(age) => (age < self.min_age.max(ALIVE_MAX)).then_some(Kept::Young),
+        }
     }
 
     /// Removes one of the things that a [plan](Self::plan) named. What is gone already is removed.
@@ -296,10 +350,32 @@ impl Sweeper {
         }
     }
 
-    /// The last part of the name of the object that a file belongs to, if a changelog of the group named it.
-    fn object_of<'a>(&self, name: &'a str) -> Option<&'a str> {
-        let (object, group) = object_of(name)?;
-        self.group.as_ref().is_none_or(|wanted| wanted == group).then(|| last(object))
+    /// The last part of the name of the object that a file belongs to, if a changelog of the prefix and the group named it.
+    fn object_of<'a>(&self, name: &'a str, foreign: &BTreeSet<&str>) -> Option<&'a str> {
+        let place = Place::of(name.strip_prefix(&self.prefix)?)?;
+        let is_own = self.group.as_ref().is_none_or(|wanted| wanted == place.group)
+            && place.hash.is_none_or(|folder| !foreign.contains(folder));
+        is_own.then_some(place.object)
+    }
+
+    /// The folders that could be named by a hash and are not: a name in them has another one. They are prefixes of other
+    /// changelogs.
+    fn foreign<'a>(&self, names: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
+        names
+            .filter_map(|name| Place::of(name.strip_prefix(&self.prefix)?))
+            .filter(|place| !place.has_its_hash)
+            .filter_map(|place| place.hash)
+            .collect()
+    }
+}
+
+/// How old something is, or why that keeps it.
+fn age(since: Option<SystemTime>, now: SystemTime) -> Result<Duration, Kept> {
+    match since {
+        Some(since) if since >= UNIX_EPOCH + BELIEVED_FROM => {
+            now.duration_since(since).map_err(|_| Kept::Young)
+        }
+        _ => Err(Kept::Undated),
     }
 }
 
@@ -316,19 +392,38 @@ fn last(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
 
-/// The name of the object that a file belongs to, and its group; `None` if it is not named as changelogs name files.
-fn object_of(name: &str) -> Option<(&str, &str)> {
-    let (folder, last) = name.rsplit_once('/')?;
-    let group = folder.rsplit_once('/').map_or(folder, |(_, group)| group);
-    let stem = last.split_once('.').map_or(last, |(stem, _)| stem);
-    let (number, token) = stem.split_once('-')?;
-    let hexadecimal = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
-    let sound = number.len() >= 8
-        && number.bytes().all(|c| c.is_ascii_digit())
-        && token.len() == 16
-        && token.bytes().all(hexadecimal);
-    let suffix = last[stem.len()..].bytes().all(|c| c.is_ascii_digit() || matches!(c, b'.' | b'w'));
-    (sound && suffix).then(|| (&name[..folder.len() + 1 + stem.len()], group))
+/// Where a changelog put a file, by its name without the prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place<'a> {
+    /// The last part of the name of the object that it belongs to.
+    object: &'a str,
+    group: &'a str,
+    /// The folder of two hexadecimal characters before the group.
+    hash: Option<&'a str>,
+    /// Whether that folder, if there is one, is the hash of the object's name.
+    has_its_hash: bool,
+}
+
+impl<'a> Place<'a> {
+    /// `None` if it is not named as changelogs name files, or is in a deeper folder.
+    fn of(name: &'a str) -> Option<Place<'a>> {
+        let (folder, last) = name.rsplit_once('/')?;
+        let (hash, group) =
+            folder.split_once('/').map_or((None, folder), |(hash, group)| (Some(hash), group));
+        let object = last.split_once('.').map_or(last, |(stem, _)| stem);
+        let (number, token) = object.split_once('-')?;
+        let hexadecimal = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
+        let sound = !group.is_empty()
+            && !group.contains('/')
+            && hash.is_none_or(|hash| hash.len() == 2 && hash.bytes().all(hexadecimal))
+            && number.len() >= 8
+            && number.bytes().all(|c| c.is_ascii_digit())
+            && token.len() == 16
+            && token.bytes().all(hexadecimal)
+            && last[object.len()..].bytes().all(|c| c.is_ascii_digit() || matches!(c, b'.' | b'w'));
+        let has_its_hash = || hash.is_none_or(|hash| hash == name_hash(&format!("{group}/{object}")));
+        sound.then(|| Place { object, group, hash, has_its_hash: has_its_hash() })
+    }
 }
 
 #[cfg(test)]
@@ -339,21 +434,108 @@ mod tests {
 
     #[test]
     fn only_names_that_changelogs_give_are_looked_at() {
-        let name = "jobs/4f/orders/00000007-00000000000000ff";
-        assert_eq!(object_of(name), Some((name, "orders")));
-        assert_eq!(object_of(&format!("{name}.00012.1")), Some((name, "orders")));
-        assert_eq!(object_of(&format!("{name}.w2")), Some((name, "orders")));
+        let name = "00000007-00000000000000ff";
+        let place = |hash| Place { object: name, group: "orders", hash, has_its_hash: true };
+        let hash = name_hash(&format!("orders/{name}"));
+        for ending in ["", ".00012.1", ".w2"] {
+            assert_eq!(Place::of(&format!("orders/{name}{ending}")), Some(place(None)));
+            assert_eq!(Place::of(&format!("{hash}/orders/{name}{ending}")), Some(place(Some(&hash))));
+        }
+        let other = if hash == "00" { "01" } else { "00" };
+        let name_elsewhere = format!("{other}/orders/{name}");
+        assert_eq!(Place::of(&name_elsewhere), Some(Place { has_its_hash: false, ..place(Some(other)) }));
         for other in [
             "00000007-00000000000000ff",
+            "/00000007-00000000000000ff",
             "orders/notes.txt",
             "orders/00000007",
             "orders/7-00000000000000ff",
             "orders/00000007-00000000000000fg",
             "orders/00000007-00000000000000ff.bak",
             "orders/00000007-00000000000000ff/x",
+            "jobs/orders/00000007-00000000000000ff",
+            "jobs/4f/orders/00000007-00000000000000ff",
+            "4f/jobs/orders/00000007-00000000000000ff",
         ] {
-            assert_eq!(object_of(other), None, "{other}");
+            assert_eq!(Place::of(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn what_is_in_deeper_folders_is_of_other_changelogs() {
+        let dir = tempfile::tempdir().unwrap();
+        let outer = format!("file://{}", dir.path().join("bucket").display());
+        let write = |local: &str, url: &str, prefix: &str, hash: bool| {
+            let options = Options::new(url, dir.path().join(local)).name_prefix(prefix).hash_prefix(hash);
+            let changelog = Changelog::open(options.segment_bytes(1 << 20).local_bytes(4 << 20)).unwrap();
+            let mut writer = changelog.create_writer(local, KeyGroupRange::ALL).unwrap();
+            writer.append(KeyGroup(1), local.as_bytes()).unwrap();
+            let handle = writer.persist_durably(SequenceNumber::ZERO).wait().unwrap();
+            handle.objects().next().unwrap().1.to_owned()
+        };
+        let plain = write("plain", &outer, "", false);
+        let spread = write("spread", &outer, "", true);
+        write("by url", &format!("{outer}/app2"), "", false);
+        write("by prefix", &outer, "app3", false);
+        // Looks like a hash. One object in 256 has even that one.
+        for number in 0..3 {
+            write(&format!("two {number}"), &outer, "4f", false);
+        }
+        let later = SystemTime::now() + 2 * ALIVE_MAX;
+        let plan = |url: &str, prefix: &str| {
+            let sweeper = Sweeper::open(url).unwrap().prefix(prefix).group("tidelog").live_handles(&[]);
+            names(&sweeper.plan(later).unwrap())
+        };
+        let mut own = [plain, spread];
+        own.sort();
+        assert_eq!(plan(&outer, ""), own);
+        assert_eq!(plan(&format!("{outer}/app2"), "").len(), 1);
+        assert_eq!(plan(&outer, "app2").len(), 1);
+        assert_eq!(plan(&outer, "app3").len(), 1);
+        assert_eq!(plan(&outer, "4f").len(), 3);
+    }
+
+    #[test]
+    fn handles_of_other_changelogs_do_not_make_all_stray() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = |name: &str| format!("file://{}", dir.path().join(name).join("bucket").display());
+        let write = |name: &str| {
+            let options = Options::new(url(name), dir.path().join(name).join("local"));
+            let changelog = Changelog::open(options.segment_bytes(1 << 20).local_bytes(4 << 20)).unwrap();
+            let mut writer = changelog.create_writer(name, KeyGroupRange::ALL).unwrap();
+            writer.append(KeyGroup(1), name.as_bytes()).unwrap();
+            writer.persist_durably(SequenceNumber::ZERO).wait().unwrap()
+        };
+        let (here, elsewhere) = (write("here"), write("elsewhere"));
+        let later = SystemTime::now() + 2 * ALIVE_MAX;
+        let sweeper = || Sweeper::open(&url("here")).unwrap().live_handles(std::slice::from_ref(&elsewhere));
+        let refused = sweeper().plan(later).unwrap_err();
+        assert!(
+            matches!(&refused, SweepError::ForeignHandles { handles: 1, objects: 1, bucket } if *bucket == url("here")),
+            "{refused:?}"
+        );
+        assert_eq!(sweeper().plan(SystemTime::now()).unwrap().strays, [], "nothing would go");
+        assert_eq!(sweeper().live_handles(&[here]).plan(later).unwrap().strays, []);
+    }
+
+    #[test]
+    fn a_bucket_that_dates_things_before_there_was_a_changelog_is_not_believed() {
+        let now = SystemTime::now();
+        let year_2010 = UNIX_EPOCH + Duration::from_secs(1_289_347_200);
+        assert_eq!(age(Some(now - ALIVE_MAX), now), Ok(ALIVE_MAX));
+        assert_eq!(age(Some(now + ALIVE_MAX), now), Err(Kept::Young));
+        for since in [None, Some(UNIX_EPOCH), Some(year_2010)] {
+            assert_eq!(age(since, now), Err(Kept::Undated), "{since:?}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let name = dir.path().join("tidelog/00000007-00000000000000ff");
+        std::fs::create_dir(name.parent().unwrap()).unwrap();
+        for name in [name.clone(), dir.path().join("tidelog/00000008-00000000000000ff#1")] {
+            std::fs::File::create(&name).unwrap().set_modified(year_2010).unwrap();
+        }
+        let sweeper = Sweeper::open(&format!("file://{}", dir.path().display())).unwrap().live_handles(&[]);
+        let kept = |count| SweepPlan { kept: BTreeMap::from([(Kept::Undated, count)]), ..Default::default() };
+        assert_eq!(sweeper.plan(now).unwrap(), kept(2), "an object and an upload");
     }
 
     #[test]

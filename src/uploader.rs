@@ -37,6 +37,7 @@ use crate::queue::{LocalBlock, Queue, Scratch};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 use buffers::PartBuffers;
+pub(crate) use object::name_hash;
 use object::{Finishing, OpenObject};
 
 /// The pause after a failed object, doubled with each that fails after it.

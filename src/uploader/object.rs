@@ -472,10 +472,15 @@ fn object_name(options: &Options, number: u64, token: u64) -> String {
         path.push('/');
     }
     if options.hash_prefix {
-        let hash = XxHash3_64::oneshot(name.as_bytes()) as u8;
-        path.push_str(&format!("{hash:02x}/"));
+        path.push_str(&name_hash(&name));
+        path.push('/');
     }
     path + &name
+}
+
+/// Two hexadecimal characters that spread names `group/number-token`.
+pub(crate) fn name_hash(name: &str) -> String {
+    format!("{:02x}", XxHash3_64::oneshot(name.as_bytes()) as u8)
 }
 
 #[cfg(test)]
