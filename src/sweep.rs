@@ -176,7 +176,7 @@ pub enum SweepError {
     },
     /// Live handles were given, and none of them names anything here.
     #[error(
-        "{objects} objects in {bucket} would go, and none of the {handles} live handles names a file there: they seem to be \
+        "objects in {bucket} would go ({objects}), and none of the live handles ({handles}) names a file there: they seem to be \
          other changelogs' handles; give those of the changelogs that write to this place, or none, to remove unfinished \
          uploads alone; if nobody needs these objects, delete their folder by the bucket's own means"
     )]
@@ -478,8 +478,9 @@ mod tests {
         write("by url", &format!("{outer}/app2"), "", false);
         write("by prefix", &outer, "app3", false);
         // Looks like a hash. One object in 256 has even that one.
+        let two = if spread.starts_with("4f") { "5f" } else { "4f" };
         for number in 0..3 {
-            write(&format!("two {number}"), &outer, "4f", false);
+            write(&format!("two {number}"), &outer, two, false);
         }
         let later = SystemTime::now() + 2 * ALIVE_MAX;
         let plan = |url: &str, prefix: &str| {
@@ -492,7 +493,7 @@ mod tests {
         assert_eq!(plan(&format!("{outer}/app2"), "").len(), 1);
         assert_eq!(plan(&outer, "app2").len(), 1);
         assert_eq!(plan(&outer, "app3").len(), 1);
-        assert_eq!(plan(&outer, "4f").len(), 3);
+        assert_eq!(plan(&outer, two).len(), 3);
     }
 
     #[test]

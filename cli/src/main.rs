@@ -12,6 +12,7 @@ mod inspect;
 mod key;
 mod look;
 mod metrics;
+mod patience;
 mod places;
 mod read;
 mod show;

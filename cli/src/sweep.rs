@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde_json::json;
-use tidelog::{ChangelogHandle, Kept, Stray, StrayKind, SweepPlan, Sweeper};
+use tidelog::{ChangelogHandle, Kept, Stray, StrayKind, SweepError, SweepPlan, Sweeper};
 
+use crate::patience::Patience;
 use crate::places::check_bucket;
 use crate::{Failure, handles, show};
 
@@ -16,12 +17,19 @@ use crate::{Failure, handles, show};
 ///
 /// Without --yes nothing is changed: a table shows what would go, and why.
 ///
+/// Only the objects of this URL, prefix and group are looked at: BUCKET_URL/[PREFIX/][2 characters of a hash/]GROUP/OBJECT. What
+/// is in deeper folders belongs to other changelogs, and is swept with their URL or prefix.
+///
 /// Unfinished uploads go if a directory given with --local, which no process has open, began them; or, if no such directory
 /// knows them, when they are older than --min-age and than a day, which no living changelog's upload becomes. Objects go only
 /// with --live-handles: if no handle in that file and no --local directory names them, and they are older than --min-age and
 /// than the file. Unless --local gives the directories of all changelogs alive, let --min-age be longer than any time between
 /// two checkpoints of a log and half a day together: an object may be complete long before the first handle names it, and
-/// some buckets count its age from the beginning of its upload.
+/// some buckets count its age from the beginning of its upload. If none of the handles names anything in that place, but
+/// objects would go, they are taken for another changelog's, and nothing goes.
+///
+/// Ages are what the bucket says: its clock has to be right to the hour. What it dates before 2020 stays, unless a --local
+/// directory that no process has open began it.
 #[derive(clap::Args, Debug)]
 pub struct SweepArgs {
     /// The bucket.
@@ -77,10 +85,20 @@ pub fn run(args: SweepArgs) -> Result<(), Failure> {
     if let Some(handles) = &live {
         sweeper = sweeper.live_handles(handles);
     }
-    let plan = sweeper.plan(now).map_err(Failure::new)?;
+    let patience = Patience::new(format!("{} has not listed all that it holds yet", args.bucket));
+    let plan = sweeper.plan(now).map_err(|error| match error {
+        SweepError::ForeignHandles { .. } => Failure::Usage(error.to_string()),
+        error => Failure::new(error),
+    })?;
+    drop(patience);
     let mut failures = Vec::new();
     if args.yes {
-        failures.extend(plan.strays.iter().filter_map(|stray| sweeper.remove(stray).err()));
+        let all = show::counted(plan.strays.len() as u64, "thing");
+        let patience = Patience::new(String::new());
+        for (number, stray) in plan.strays.iter().enumerate() {
+            patience.say(format!("{} of {all} dealt with so far", show::count(number as u64)));
+            failures.extend(sweeper.remove(stray).err());
+        }
     }
     let output = if args.json {
         to_json(&plan, &args, failures.len())
@@ -134,9 +152,8 @@ fn why_kept(why: Kept) -> &'static str {
         Kept::InUse => "uploads of a --local directory that is in use",
         Kept::Known => "a --local directory knows them",
         Kept::Live => "a live handle names them",
-        Kept::Young => {
-            "younger than --min-age or the file of live handles, uploads than a day, or of unknown age"
-        }
+        Kept::Young => "younger than --min-age or the file of live handles, uploads than a day",
+        Kept::Undated => "the bucket gives them no date, or one before 2020, which cannot be",
         _ => "other reasons",
     }
 }
