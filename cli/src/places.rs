@@ -1,5 +1,7 @@
 //! Where a changelog keeps its data, and how: the arguments that `write` and `bench` share, and the options they make.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -31,7 +33,8 @@ pub struct Tuning {
     /// Whether parts of objects are compressed.
     #[arg(long, value_enum, default_value = "none")]
     pub compression: Packing,
-    /// Never sends late parts a second time; they are only tried again after a failure.
+    /// Never sends late parts a second time; they are only tried again after a failure. A bucket that answers nothing is
+    /// then left for another one only when a request to it has timed out, which takes a minute and more instead of a second.
     #[arg(long)]
     pub no_hedging: bool,
     /// The length of a local segment file in bytes (K, M, G).
@@ -133,11 +136,50 @@ pub fn engine_name(engines: &[EngineInfo]) -> String {
 
 /// Refuses a local bucket that does not exist: opening it to read would make it.
 pub fn check_bucket(url: &str) -> Result<(), String> {
-    match url.strip_prefix("file://") {
-        // An encoded name is left to whoever decodes it.
-        Some(path) if !path.contains('%') && !std::path::Path::new(path).is_dir() => Err(format!(
+    match local_bucket(url) {
+        Some(path) if !path.is_dir() => Err(format!(
             "bucket {url}: there is no such directory; it was moved, or belongs to another machine"
         )),
         _ => Ok(()),
+    }
+}
+
+/// The directory that a `file://` URL names; `None` for others. What is wrong with such a URL is said when it is opened.
+pub fn local_bucket(url: &str) -> Option<PathBuf> {
+    let mut rest = url.strip_prefix("file://")?.as_bytes();
+    let mut path = Vec::with_capacity(rest.len());
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = |digits: &[u8]| {
+            let plain = digits.iter().all(u8::is_ascii_hexdigit);
+            u8::from_str_radix(std::str::from_utf8(digits).ok().filter(|_| plain)?, 16).ok()
+        };
+        let encoded = (byte == b'%').then(|| after.get(..2).and_then(digits)).flatten();
+        path.push(encoded.unwrap_or(byte));
+        rest = if encoded.is_some() { &after[2..] } else { after };
+    }
+    Some(OsString::from_vec(path).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_in_urls_are_decoded() {
+        let is = |url, path| assert_eq!(local_bucket(url), Some(PathBuf::from(path)), "{url}");
+        is("file:///mnt/bucket", "/mnt/bucket");
+        is("file:///mnt/no%20dir/%c3%A4", "/mnt/no dir/ä");
+        is("file:///100%/%2/%+1/%", "/100%/%2/%+1/%");
+        assert_eq!(local_bucket("s3://bucket"), None);
+    }
+
+    #[test]
+    fn a_local_bucket_that_is_not_there_is_not_made() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a b")).unwrap();
+        let url = |name: &str| format!("file://{}/{name}", dir.path().display());
+        assert_eq!(check_bucket(&url("a%20b")), Ok(()));
+        assert!(check_bucket(&url("b%20a")).is_err());
+        assert_eq!(check_bucket("s3://bucket"), Ok(()));
     }
 }

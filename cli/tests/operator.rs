@@ -231,6 +231,32 @@ fn a_sweep_refuses_what_would_make_everything_look_unneeded() {
     fails(&tidelog_with(&["sweep", &home.bucket(), "--live-handles", &empty]), 2, &["no handle"]);
     fails(&tidelog_with(&["sweep", &home.bucket(), "--local", &home.text("none")]), 1, &["none"]);
     fails(&tidelog_with(&["sweep", "file:///no/such/bucket"]), 1, &["no such directory"]);
+    fails(&tidelog_with(&["sweep", &format!("{}%202", home.bucket())]), 1, &["no such directory"]);
+    assert!(!home.path("bucket 2").exists());
+    // Sound handles, of something else.
+    let other = Home::new();
+    let foreign = other.keep("foreign", &succeeds(other.write(&[], "two\n")));
+    age(Path::new(&home.only_file("bucket")), 25 * HOUR);
+    let bucket = home.bucket();
+    for more in [&[][..], &["--yes"]] {
+        let sweep = [&["sweep", &bucket, "--live-handles", &foreign], more].concat();
+        fails(&tidelog_with(&sweep), 2, &["would go (1)", "none of the live handles (1)"]);
+    }
+    home.only_file("bucket");
+}
+
+#[test]
+fn a_sweep_that_waits_for_its_bucket_says_so() {
+    // Takes connections and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let url = format!("s3://bucket-0?endpoint=http://{address}&region=us-east-1");
+    let mut sweep = S3::allowed(tidelog().args(["sweep", &url])).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(sweep.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let waits = said.find(|line| line.contains("has not listed"));
+    sweep.kill().unwrap();
+    sweep.wait().unwrap();
+    assert!(waits.as_ref().is_some_and(|line| line.contains(&url)), "{waits:?}");
 }
 
 /// A server with buckets, and commands that may use it.

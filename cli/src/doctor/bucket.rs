@@ -1,5 +1,6 @@
 //! What `doctor` finds of a bucket, by using it: small objects, one in parts, reads, listings, deletions.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use tidelog_upload::{
 };
 
 use super::Finding;
-use crate::show;
+use crate::{places, show};
 
 const ONLY: BucketIndex = BucketIndex(0);
 /// Small objects written to see how long that takes.
@@ -22,8 +23,25 @@ const WAIT_MAX: Duration = Duration::from_secs(10);
 const PUT_EXPECTED: Duration = Duration::from_millis(250);
 const BODY: &[u8] = b"written by tidelog doctor, which deletes it again\n";
 
-/// Uses the bucket at `url`, with names under `group`, and deletes what it wrote.
+/// Uses the bucket at `url`, with names under `group`, and deletes what it wrote, folders included.
 pub fn check(url: &str, group: &str) -> Vec<Finding> {
+    let fresh = places::local_bucket(url).map_or(Vec::new(), |bucket| missing_folders(&bucket.join(group)));
+    let findings = use_bucket(url, group);
+    for folder in fresh {
+        // Only if it is empty: somebody may have begun to use it.
+        if std::fs::remove_dir(folder).is_err() {
+            break;
+        }
+    }
+    findings
+}
+
+/// The folders that are not there, of one and those above it; the deepest first.
+fn missing_folders(folder: &Path) -> Vec<PathBuf> {
+    folder.ancestors().take_while(|folder| !folder.exists()).map(Path::to_owned).collect()
+}
+
+fn use_bucket(url: &str, group: &str) -> Vec<Finding> {
     let store = match open_store(url) {
         Ok(store) => store,
         Err(error) => return vec![failed("bucket", &error)],
@@ -228,9 +246,14 @@ mod tests {
             let has = |check| findings.iter().any(|finding| finding.check == check);
             assert!(has("bucket put") && has("bucket get") && has("bucket list") && has("bucket delete"));
         }
-        let left =
-            std::fs::read_dir(dir.path()).unwrap().flat_map(|entry| std::fs::read_dir(entry.unwrap().path()));
-        assert_eq!(left.flatten().count(), 0);
+        let left = || std::fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(left(), 0);
+        check(&format!("file://{}/not/yet%20there", dir.path().display()), "orders");
+        assert_eq!(left(), 0);
+        // What was there stays.
+        std::fs::create_dir(dir.path().join("orders")).unwrap();
+        check(&format!("file://{}", dir.path().display()), "orders");
+        assert_eq!(left(), 1);
     }
 
     #[test]
