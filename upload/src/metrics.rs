@@ -1,12 +1,14 @@
 //! What the upload stage tells the `metrics` facade: every name, once, with its kind, unit and labels. When something is
 //! told is decided where it happens.
 //!
-//! Buckets are named by their URL without its query.
+//! Buckets are named by their URL without its query, and by the host of the endpoint that the query names: the same name at
+//! two servers is two buckets.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
 
 use metrics::{SharedString, Unit};
+use url::{Url, form_urlencoded};
 
 use crate::store::{Lane, Operation, StoreError, StoreErrorKind};
 
@@ -117,9 +119,16 @@ pub(crate) fn describe() {
     }
 }
 
-/// The URL of a bucket as a label: without its query.
+/// The URL of a bucket as a label: without its query, with the host and the port of its endpoint.
 pub(crate) fn bucket_label(url: &str) -> SharedString {
-    SharedString::from(url.split('?').next().unwrap_or(url).to_owned())
+    let (place, query) = url.split_once('?').unwrap_or((url, ""));
+    let endpoint = form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "endpoint");
+    let endpoint = endpoint.and_then(|(_, endpoint)| Url::parse(&endpoint).ok());
+    match endpoint.as_ref().map(|endpoint| (endpoint.host_str(), endpoint.port())) {
+        Some((Some(host), Some(port))) => format!("{place} at {host}:{port}").into(),
+        Some((Some(host), None)) => format!("{place} at {host}").into(),
+        _ => place.to_owned().into(),
+    }
 }
 
 /// How a request ended, in one word.
@@ -221,8 +230,17 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_is_named_without_its_query() {
-        assert_eq!(bucket_label("s3://b/p?endpoint=http://x").as_ref(), "s3://b/p");
+    fn a_bucket_is_named_without_its_query_and_with_its_server() {
         assert_eq!(bucket_label("memory://").as_ref(), "memory://");
+        assert_eq!(bucket_label("file:///mnt/a").as_ref(), "file:///mnt/a");
+        assert_eq!(bucket_label("s3://b/p?region=eu-west-1").as_ref(), "s3://b/p");
+        assert_eq!(
+            bucket_label("s3://b/p?endpoint=https://minio.local/x").as_ref(),
+            "s3://b/p at minio.local"
+        );
+        let at =
+            |port: u16| bucket_label(&format!("s3://b/p?sse=AES256&endpoint=http%3A%2F%2F127.0.0.1:{port}"));
+        assert_eq!(at(9000).as_ref(), "s3://b/p at 127.0.0.1:9000");
+        assert_ne!(at(9000), at(9001), "two servers, two buckets");
     }
 }
