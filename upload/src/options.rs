@@ -1,7 +1,8 @@
 //! What of uploads can be chosen, with units, defaults and where the defaults come from.
 //!
 //! The defaults of [`HedgeOptions`] come from a discrete-event model of one object store (about 400 million part
-//! requests), not from measurements on a real cloud; `docs/design/` says more, and `benches/hedging/` runs the model.
+//! requests), not from measurements on a real cloud; `docs/design/0005-hedged-uploads.md` says more, and
+//! `upload/benches/hedging/main.rs` runs the model.
 //! What can be learned while uploading is learned: these are starting points and bounds.
 #![forbid(unsafe_code)]
 

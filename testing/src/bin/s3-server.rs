@@ -2,6 +2,9 @@
 //!
 //! `s3-server [--address 127.0.0.1:9000] [--dir FOLDER] [--random-tags] [--bytes-per-second NUMBER] BUCKET...` prints its
 //! endpoint on the first line, and ends when its standard input does. The bytes are those of one body.
+//!
+//! `--dir` keeps the bytes of objects out of memory, and nothing longer than that: which object has which bytes is known to
+//! the process alone. Started again, its buckets are empty; the files of one that was killed stay until somebody removes them.
 
 use std::io::{Read as _, Write as _};
 use std::process::ExitCode;
