@@ -445,6 +445,7 @@ impl Failure {
         }
         let permanent = match source.kind() {
             StoreErrorKind::Denied
+            | StoreErrorKind::NoSuchBucket
             | StoreErrorKind::Credentials
             | StoreErrorKind::ClockSkew
             | StoreErrorKind::InvalidName(_)

@@ -140,6 +140,8 @@ pub(crate) fn outcome_label<T>(outcome: &Result<T, StoreError>) -> &'static str 
             StoreErrorKind::Throttled => "throttled",
             StoreErrorKind::TimedOut(_) => "timed_out",
             StoreErrorKind::Interrupted => "interrupted",
+            StoreErrorKind::Unreachable => "unreachable",
+            StoreErrorKind::NoSuchBucket => "no_such_bucket",
             StoreErrorKind::NoSuchUpload => "no_such_upload",
             StoreErrorKind::InvalidPart => "invalid_part",
             StoreErrorKind::InProgress => "in_progress",

@@ -388,6 +388,12 @@ pub enum StoreErrorKind {
     /// The connection broke, the answer made no sense, or the store failed while at it.
     #[error("the request was interrupted, and its outcome is unknown")]
     Interrupted,
+    /// No connection could be made. Nothing was sent.
+    #[error("no connection to the store")]
+    Unreachable,
+    /// The bucket does not exist.
+    #[error("the bucket does not exist; create it, or check its name and the endpoint in its URL")]
+    NoSuchBucket,
     /// The store does not know the upload: completed, aborted or expired.
     #[error("the store does not know this upload (any more); begin a new one")]
     NoSuchUpload,
@@ -416,7 +422,7 @@ pub enum StoreErrorKind {
     #[error("the store failed")]
     Failed,
     /// An earlier operation on this upload failed.
-    #[error("an earlier operation of this upload failed; begin a new one")]
+    #[error("an earlier operation of this upload failed")]
     Latched,
     /// Given up by its owner before it had ended.
     #[error("the request was given up")]
@@ -465,6 +471,7 @@ impl StoreErrorKind {
             StoreErrorKind::Throttled
                 | StoreErrorKind::TimedOut(_)
                 | StoreErrorKind::Interrupted
+                | StoreErrorKind::Unreachable
                 | StoreErrorKind::InProgress
                 | StoreErrorKind::Credentials
                 | StoreErrorKind::ClockSkew
@@ -585,16 +592,33 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { operation, bucket, object, kind, source, .. } = &*self.0;
-        if object.is_empty() {
-            write!(f, "{operation} of bucket {bucket}: ")?;
-        } else {
-            write!(f, "{operation} of object {object:?} in bucket {bucket}: ")?;
+        let Inner { operation, bucket, object, .. } = &*self.0;
+        operation.fmt(f)?;
+        if !object.is_empty() {
+            write!(f, " of object {object:?}")?;
         }
-        match source {
-            // The text of the cause belongs to the line: most callers print only that.
-            Some(source) => write!(f, "{kind}: {source}"),
-            None => kind.fmt(f),
+        match (object.is_empty(), bucket.is_empty()) {
+            (_, true) => {}
+            (true, false) => write!(f, " of bucket {bucket}")?,
+            (false, false) => write!(f, " in bucket {bucket}")?,
+        }
+        f.write_str(": ")?;
+        self.fmt_reason(f)
+    }
+}
+
+impl StoreError {
+    /// What went wrong, without to what.
+    fn fmt_reason(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { operation, bucket, kind, source, .. } = &*self.0;
+        write!(f, "{kind}")?;
+        // The text of the cause belongs to the line: most callers print only that.
+        let Some(source) = source else { return Ok(()) };
+        f.write_str(": ")?;
+        match source.downcast_ref::<StoreError>() {
+            // An earlier attempt of the same: its place is said already.
+            Some(error) if error.operation() == *operation && error.bucket() == bucket => error.fmt_reason(f),
+            _ => write!(f, "{source}"),
         }
     }
 }
@@ -689,7 +713,16 @@ mod tests {
         );
         assert!(error.is_retryable());
         assert!(StdError::source(&error).is_some());
+        let late = StoreErrorKind::Deadline(Duration::from_secs(30));
+        let late = StoreError::caused(Operation::Put, "file:///bucket", "a/b", late, error);
+        assert_eq!(
+            late.to_string(),
+            "put of object \"a/b\" in bucket file:///bucket: the object was not complete within 30s: the store \
+             failed: no space left on device"
+        );
         let error = StoreError::new(Operation::Get, "memory://", "x", StoreErrorKind::NotFound);
         assert!(error.is_not_found() && !error.is_retryable());
+        let error = StoreError::new(Operation::Put, "", "x", StoreErrorKind::Aborted);
+        assert_eq!(error.to_string(), "put of object \"x\": the upload was aborted");
     }
 }

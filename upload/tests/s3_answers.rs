@@ -207,10 +207,52 @@ fn nothing_is_retried_inside() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_an_interruption() {
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let store = open_store(&format!("s3://bucket?endpoint=http://{gone}&anonymous=true")).unwrap();
-    assert_eq!(*put(&*store).unwrap_err().kind(), StoreErrorKind::Interrupted);
+fn without_a_connection_nothing_was_done_and_the_advice_fits() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let free = listener.local_addr().unwrap();
+    drop(listener);
+    // Answers in plain text, whatever it is sent.
+    let plain = TcpListener::bind("127.0.0.1:0").unwrap();
+    let plain_address = plain.local_addr().unwrap();
+    thread::spawn(move || {
+        for mut stream in plain.incoming().flatten() {
+            let _ = stream.write_all(status(400, "BadRequest").as_bytes());
+        }
+    });
+    for (endpoint, says) in [
+        (format!("http://{free}"), &["Connection refused", "nothing listens there"][..]),
+        ("http://no-such-host.invalid:80".to_owned(), &["check the endpoint"]),
+        (format!("https://{plain_address}"), &["does not speak TLS", "http://"]),
+    ] {
+        let store = open_store(&format!("s3://bucket?endpoint={endpoint}&anonymous=true")).unwrap();
+        let error = put(&*store).unwrap_err();
+        assert_eq!(*error.kind(), StoreErrorKind::Unreachable, "{error:?}");
+        assert_eq!(error.outcome(), Outcome::NotApplied);
+        assert!(error.is_retryable());
+        let text = error.to_string();
+        for part in says {
+            assert!(text.contains(part), "{part} is not in: {text}");
+        }
+        assert!(text.len() < 400 && !text.contains('\n') && !text.contains('{'), "{text}");
+        assert_eq!(text.matches(&endpoint).count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn an_answer_is_told_by_code_status_and_message_on_one_line() {
+    let text = "<Error><Code>NoSuchBucket</Code><Message>The specified\nbucket is gone</Message></Error>";
+    let server = Server::start(&[answer("404 Not Found", &[], text), status(500, "InternalError")]);
+    let store = server.store("anonymous=true");
+    let error = put(&*store).unwrap_err();
+    assert_eq!(*error.kind(), StoreErrorKind::NoSuchBucket);
+    let said = error.to_string();
+    assert!(
+        said.ends_with(": NoSuchBucket, HTTP 404: The specified bucket is gone")
+            && said.contains("create it"),
+        "{said}"
+    );
+    let said = put(&*store).unwrap_err().to_string();
+    assert!(said.contains("InternalError, HTTP 500") && !said.contains('{') && said.len() < 400, "{said}");
 }
 
 #[test]
@@ -331,7 +373,7 @@ fn what_is_gone_is_deleted_and_aborted() {
     let (id, _) = upload();
     run(store.abort(UploadRef { name: "a/b", id: &id })).unwrap();
     run(store.delete("a/b")).unwrap();
-    assert_eq!(*run(store.delete("a/b")).unwrap_err().kind(), StoreErrorKind::Failed);
+    assert_eq!(*run(store.delete("a/b")).unwrap_err().kind(), StoreErrorKind::NoSuchBucket);
     server.requests();
 }
 

@@ -8,7 +8,7 @@ use std::error::Error as StdError;
 use std::time::{Duration, SystemTime};
 
 use aws_credential_types::provider::error::CredentialsError;
-use aws_sdk_s3::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 
@@ -16,6 +16,12 @@ use crate::store::{Operation, StoreError, StoreErrorKind};
 
 /// The difference between clocks from which AWS refuses requests is 15 minutes; servers' own limits are near.
 const SKEW_MAX: Duration = Duration::from_secs(14 * 60);
+
+/// How the HTTP client says that no connection was made, of which it has no type to be asked for.
+const NOT_CONNECTED: &str = "client error (Connect)";
+
+/// A server's message is cut off behind so many characters.
+const MESSAGE_CHARS_MAX: usize = 300;
 
 /// What may be put right before the same request is signed and sent once more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,19 +50,22 @@ impl Failure {
     where
         E: ProvideErrorMetadata + StdError + 'static,
     {
-        let text = DisplayErrorContext(error).to_string();
-        let mut failure = Failure {
-            kind: StoreErrorKind::Interrupted,
-            passes: false,
-            repair: None,
-            status: error.raw_response().map(|answer| answer.status().as_u16()),
-            text,
+        let status = error.raw_response().map(|answer| answer.status().as_u16());
+        let text = match status {
+            Some(status) => answer_text(status, error.code(), error.message()),
+            None => causes(error),
         };
+        let mut failure =
+            Failure { kind: StoreErrorKind::Interrupted, passes: false, repair: None, status, text };
         match error {
             // Nothing was sent.
             SdkError::ConstructionFailure(_) => failure.kind = StoreErrorKind::Failed,
             SdkError::DispatchFailure(_) if has_cause::<CredentialsError>(error) => {
                 failure.kind = StoreErrorKind::Credentials;
+            }
+            SdkError::DispatchFailure(_) if chain(error).any(|cause| cause.to_string() == NOT_CONNECTED) => {
+                failure.kind = StoreErrorKind::Unreachable;
+                failure.text.push_str(connecting_advice(&failure.text));
             }
             // Connections that broke, and what the SDK may add later.
             SdkError::ServiceError(_) | SdkError::ResponseError(_) => {
@@ -116,7 +125,7 @@ impl Failure {
             }
             ("PreconditionFailed", _) => StoreErrorKind::Exists,
             ("NoSuchKey", _) if is_object => StoreErrorKind::NotFound,
-            ("NoSuchBucket", _) => StoreErrorKind::Failed,
+            ("NoSuchBucket", _) => StoreErrorKind::NoSuchBucket,
             ("NotImplemented" | "MethodNotAllowed", _) => StoreErrorKind::Unsupported,
             // The bytes arrived damaged and were thrown away.
             (
@@ -190,14 +199,62 @@ fn parse_date(text: &str) -> Option<SystemTime> {
 }
 
 fn has_cause<E: StdError + 'static>(error: &(dyn StdError + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.is::<E>() {
-            return true;
-        }
-        cause = error.source();
+    chain(error).any(|cause| cause.is::<E>())
+}
+
+/// An error and what lies below it.
+fn chain<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn StdError + 'static)| (*error).source())
+}
+
+/// What the server said, in one line.
+fn answer_text(status: u16, code: Option<&str>, message: Option<&str>) -> String {
+    let mut text = match code {
+        Some(code) => format!("{}, HTTP {status}", one_line(code)),
+        None => format!("HTTP {status}"),
+    };
+    let message = one_line(message.unwrap_or_default());
+    if !message.is_empty() && Some(&*message) != code {
+        text = format!("{text}: {message}");
     }
-    false
+    text
+}
+
+/// What kept a request from being answered, in one line: what lies deepest says it, what only wraps it is left out.
+fn causes(error: &(dyn StdError + 'static)) -> String {
+    let mut text = String::new();
+    for cause in chain(error) {
+        let cause = one_line(&cause.to_string());
+        let wraps = ["dispatch failure", "io error", "other", "error", NOT_CONNECTED].contains(&&*cause);
+        if cause.is_empty() || wraps || text.contains(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    if text.is_empty() { one_line(&error.to_string()) } else { text }
+}
+
+fn one_line(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    words.join(" ").chars().filter(|char| !char.is_control()).take(MESSAGE_CHARS_MAX).collect()
+}
+
+/// What to do when no connection could be made for this reason.
+fn connecting_advice(why: &str) -> &'static str {
+    if why.contains("Connection refused") {
+        "; nothing listens there: check the host and the port of the endpoint, and that its server runs"
+    } else if why.contains("dns error") || why.contains("failed to lookup address") {
+        "; the host's name does not resolve: check the endpoint or the region, and the name server"
+    } else if why.contains("InvalidContentType") || why.contains("tls handshake eof") {
+        "; the server does not speak TLS at this port: say http:// in the endpoint, or give the port of its https"
+    } else if why.contains("certificate") {
+        "; the server's certificate is not trusted here: check the endpoint, and the certificates of this machine"
+    } else {
+        "; check the endpoint and the network"
+    }
 }
 
 #[cfg(test)]
@@ -256,8 +313,8 @@ mod tests {
             (Get, 404, "NoSuchKey", Kind::NotFound),
             (Head, 404, "", Kind::NotFound),
             (Delete, 404, "NoSuchKey", Kind::NotFound),
-            (Get, 404, "NoSuchBucket", Kind::Failed),
-            (Delete, 404, "NoSuchBucket", Kind::Failed),
+            (Get, 404, "NoSuchBucket", Kind::NoSuchBucket),
+            (Delete, 404, "NoSuchBucket", Kind::NoSuchBucket),
             (Put, 403, "AccessDenied", Kind::Denied),
             (Put, 403, "SignatureDoesNotMatch", Kind::Denied),
             (Head, 403, "", Kind::Denied),
@@ -273,6 +330,15 @@ mod tests {
         let message = "A completion of this upload is already in progress";
         assert_eq!(answer(Complete, 400, "InvalidRequest", message).kind, Kind::InProgress);
         assert_eq!(answer(Put, 400, "InvalidRequest", message).kind, Kind::Failed);
+    }
+
+    #[test]
+    fn an_answer_is_told_in_one_line_with_code_status_and_message() {
+        let text = answer_text(404, Some("NoSuchBucket"), Some("The specified bucket\n does not exist"));
+        assert_eq!(text, "NoSuchBucket, HTTP 404: The specified bucket does not exist");
+        assert_eq!(answer_text(404, None, None), "HTTP 404");
+        assert_eq!(answer_text(404, Some("NotFound"), Some("NotFound")), "NotFound, HTTP 404");
+        assert!(answer_text(500, None, Some(&"long ".repeat(1000))).len() < 400);
     }
 
     #[test]
