@@ -16,6 +16,7 @@ mod canary;
 mod executor;
 mod requests;
 mod timers;
+mod trouble;
 mod upload;
 
 use std::collections::BTreeMap;
@@ -36,6 +37,7 @@ use self::executor::Executor;
 use self::requests::Observed;
 pub use self::timers::Clock;
 use self::timers::Timers;
+use self::trouble::Troubles;
 use self::upload::Inbox;
 pub use self::upload::ObjectUpload;
 use crate::bucket::{Bucket, BucketIndex};
@@ -309,6 +311,7 @@ impl Prepared {
         let core = Arc::new(Core {
             labels: self.stores.iter().map(|store| metrics::bucket_label(store.url())).collect(),
             observed: Observed::new(self.stores.len()),
+            troubles: Troubles::new(self.stores.len()),
             stores: self.stores,
             options: self.options,
             sizes: self.sizes,
@@ -349,6 +352,7 @@ struct Core {
     executor: Executor,
     timers: Arc<Timers>,
     observed: Observed,
+    troubles: Troubles,
     random: Mutex<u64>,
     counters: Counters,
     /// The uploads under way, by number in the order of their beginning.
@@ -445,7 +449,31 @@ impl Core {
             });
         drop(in_flight);
         self.count(what, &outcome, started);
+        self.warn(what, sends, &outcome, started);
         outcome
+    }
+
+    /// Says when the requests to a bucket keep failing, and when they succeed again.
+    fn warn<T>(&self, what: What<'_>, sends: bool, outcome: &Result<T, StoreError>, started: Instant) {
+        let now = self.timers.now();
+        match outcome {
+            Ok(_) => {
+                if let Some(long) = self.troubles.succeeded(what.bucket, sends, now) {
+                    let bucket = self.store(what.bucket).url();
+                    tracing::info!("requests to bucket {bucket} succeed again, after {}s", long.as_secs());
+                }
+            }
+            Err(error) if error.is_retryable() => {
+                if let Some(long) = self.troubles.failed(what.bucket, sends, started, now) {
+                    tracing::warn!(
+                        "requests to a bucket have failed for {}s; they are tried again until the time of what needs them \
+                         is over (for a checkpoint: persist_timeout): {error}",
+                        long.as_secs()
+                    );
+                }
+            }
+            Err(_) => {}
+        }
     }
 
     fn count<T>(&self, what: What<'_>, outcome: &Result<T, StoreError>, started: Instant) {
