@@ -1,12 +1,13 @@
 //! Errors, one type for each operation: what happened, to what, what the user can do.
 
+use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidelog_io::directory::{DirectoryError, ManifestError};
-use tidelog_upload::{DriverError, StoreError};
+use tidelog_upload::{DriverError, StoreError, StoreErrorKind};
 
 use crate::block::BlockError;
 use crate::footer::FooterError;
@@ -267,8 +268,8 @@ pub enum PersistError {
         /// The next number.
         end: SequenceNumber,
     },
-    /// The object was refused, for a reason that does not pass by itself.
-    #[error("object {object} of the checkpoint was refused: {source}; mend that, and persist again")]
+    /// The object could not be written. Alone, it is for a reason that does not pass by itself.
+    #[error("object {object} of the checkpoint could not be written: {source}; mend that, and persist again")]
     Upload {
         /// The name of the object.
         object: String,
@@ -277,8 +278,8 @@ pub enum PersistError {
     },
     /// There was no complete object in time, although uploads were tried again and again.
     #[error(
-        "the changes were not in a complete object within {waited:?}{}; persist again",
-        .last.as_ref().map(|last| format!(", last because: {last}")).unwrap_or_default()
+        "the changes were not in a complete object within {waited:?}{}; mend that, and persist again",
+        .last.as_ref().map(|last| format!(": {}", last.reason())).unwrap_or_default()
     )]
     Timeout {
         /// The time that a persist may take.
@@ -320,6 +321,22 @@ pub enum PersistError {
     /// The changelog is closed.
     #[error("the changelog is closed")]
     Closed,
+}
+
+impl PersistError {
+    /// What went wrong, without what to do, and without the time within which it had to go well.
+    fn reason(&self) -> String {
+        match self {
+            PersistError::Upload { source, .. } => match (source.kind(), StdError::source(&**source)) {
+                (StoreErrorKind::Deadline(_), Some(cause)) if cause.is::<StoreError>() => cause.to_string(),
+                _ => source.to_string(),
+            },
+            PersistError::Manifest { object, source } => {
+                format!("object {object} could not be recorded in the manifest: {source}")
+            }
+            error => error.to_string(),
+        }
+    }
 }
 
 /// Why `confirm`, `reset` or `truncate` was refused. Nothing was changed.
@@ -445,4 +462,31 @@ pub enum ReadError {
         /// The first number that it still holds.
         start: SequenceNumber,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use tidelog_upload::Operation;
+
+    use super::*;
+
+    #[test]
+    fn a_timeout_says_each_thing_once() {
+        let waited = Duration::from_secs(600);
+        let refused = StoreError::caused(
+            Operation::Put,
+            "s3://b",
+            "t/1.w7",
+            StoreErrorKind::Unreachable,
+            "connection refused",
+        );
+        let late = StoreErrorKind::Deadline(waited);
+        let source = Arc::new(StoreError::caused(Operation::Put, "s3://b", "t/1", late, refused));
+        let last = Some(Arc::new(PersistError::Upload { object: "t/1".to_owned(), source }));
+        assert_eq!(
+            PersistError::Timeout { waited, last }.to_string(),
+            "the changes were not in a complete object within 600s: put of object \"t/1.w7\" in bucket s3://b: no \
+             connection to the store: connection refused; mend that, and persist again"
+        );
+    }
 }

@@ -458,7 +458,7 @@ impl ObjectMachine {
     fn advance(&mut self, cx: &mut Context) {
         if self.phase == Phase::Writing && self.fails_at.is_some_and(|deadline| deadline <= cx.now) {
             let took = cx.now.saturating_duration_since(self.begun);
-            self.finish(Err(self.late_error(took)), cx);
+            self.finish(Err(self.late_error(took, cx)), cx);
         }
         loop {
             self.changed = false;
@@ -509,10 +509,16 @@ impl ObjectMachine {
         waits
     }
 
-    fn late_error(&self, took: Duration) -> StoreError {
+    fn late_error(&self, took: Duration, cx: &Context) -> StoreError {
         let kind = StoreErrorKind::Deadline(took);
-        match &self.error {
-            Some(e) => StoreError::caused(e.operation(), e.bucket(), &self.name, kind, e.clone()),
+        if let Some(error) = &self.error {
+            return StoreError::caused(error.operation(), error.bucket(), &self.name, kind, error.clone());
+        }
+        match self.attempts.values().find(|attempt| !attempt.cancelled) {
+            Some(attempt) => {
+                let bucket = &cx.policy.buckets()[attempt.bucket.0].url;
+                StoreError::caused(Operation::Put, bucket, &self.name, kind, "the bucket has not answered")
+            }
             None => StoreError::new(Operation::Put, "", &self.name, kind),
         }
     }

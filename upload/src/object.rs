@@ -112,6 +112,14 @@ impl Bucket {
         StoreError::new(operation, &self.url, name, kind)
     }
 
+    /// What is wrong with an upload; with why, if it is that an earlier call failed.
+    fn upload_error(&self, operation: Operation, upload: UploadRef<'_>, kind: StoreErrorKind) -> StoreError {
+        match self.writers.failure(upload).filter(|_| kind == StoreErrorKind::Latched) {
+            Some(first) => StoreError::caused(operation, &self.url, upload.name, kind, first),
+            None => self.error(operation, upload.name, kind),
+        }
+    }
+
     pub(crate) fn failure(
         &self,
         operation: Operation,
@@ -296,12 +304,16 @@ impl Store for Bucket {
         _lane: Lane,
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
         Box::pin(async move {
-            let error = |kind| self.error(Operation::PutPart, upload.name, kind);
+            let error = |kind| self.upload_error(Operation::PutPart, upload, kind);
             let mut sink = self.writers.take(upload, number).map_err(error)?;
             if !body.is_empty() {
                 // Dropped half-way, the writer is gone, and the upload is latched.
                 let outcome = sink.put_part(payload(&body)).await;
-                outcome.map_err(|cause| self.failure(Operation::PutPart, upload.name, cause))?;
+                outcome.map_err(|cause| {
+                    let failure = self.failure(Operation::PutPart, upload.name, cause);
+                    self.writers.failed(upload, &failure);
+                    failure
+                })?;
             }
             self.writers.give_back(upload, sink, body.len()).map_err(error)?;
             Ok(EntityTag::default())
@@ -322,7 +334,8 @@ impl Store for Bucket {
             let name = upload.name;
             let path = self.path(Operation::Complete, name)?;
             let ended = self.writers.end(upload, parts);
-            let (mut sink, bytes) = ended.map_err(|kind| self.error(Operation::Complete, name, kind))?;
+            let (mut sink, bytes) =
+                ended.map_err(|kind| self.upload_error(Operation::Complete, upload, kind))?;
             let done = sink.complete().await;
             let done = done.map_err(|error| self.failure(Operation::Complete, name, error))?;
             self.settle(Operation::Complete, name, &path).await?;
@@ -498,6 +511,50 @@ fn status_of(text: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A writer whose disk is full.
+    #[derive(Debug)]
+    struct Full;
+
+    impl object_store::MultipartUpload for Full {
+        fn put_part(&mut self, _: PutPayload) -> object_store::UploadPart {
+            let source = Box::new(io::Error::from(ErrorKind::StorageFull));
+            Box::pin(async { Err(object_store::Error::Generic { store: "local", source }) })
+        }
+
+        fn complete<'a, 'b>(&'a mut self) -> BoxFuture<'b, object_store::Result<object_store::PutResult>>
+        where
+            'a: 'b,
+        {
+            unreachable!("it has no part")
+        }
+
+        fn abort<'a, 'b>(&'a mut self) -> BoxFuture<'b, object_store::Result<()>>
+        where
+            'a: 'b,
+        {
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    #[test]
+    fn an_upload_that_failed_says_why_it_did() {
+        let inner = Arc::new(object_store::memory::InMemory::new());
+        let bucket = Bucket::new("memory://full", inner, Staging::Nowhere);
+        let id = bucket.writers.add("a", Box::new(Full));
+        let upload = UploadRef { name: "a", id: &id };
+        let put = |number| {
+            let body = Body::new(vec!["bytes".into()]);
+            crate::block_on(bucket.put_part(upload, number, body, Lane::Primary)).unwrap_err()
+        };
+        assert_eq!(*put(1).kind(), StoreErrorKind::Failed);
+        let complete = crate::block_on(bucket.complete(upload, &[])).unwrap_err();
+        for later in [put(1), put(2), complete] {
+            assert_eq!(*later.kind(), StoreErrorKind::Latched);
+            let full = io::Error::from(ErrorKind::StorageFull).to_string();
+            assert!(later.to_string().contains(&full), "{later}");
+        }
+    }
 
     #[test]
     fn statuses_decide_where_there_are_some() {

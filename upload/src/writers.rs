@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use object_store::MultipartUpload;
 
-use crate::store::{ListedUpload, StoreErrorKind, UploadId, UploadRef, UploadedPart};
+use crate::store::{ListedUpload, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart};
 
 /// All writers of a bucket.
 #[derive(Debug, Default)]
@@ -29,13 +29,15 @@ struct Writer {
     parts: u32,
     bytes: u64,
     created: SystemTime,
+    /// Why it never comes back.
+    failure: Option<StoreError>,
 }
 
 impl Writers {
     pub(crate) fn add(&self, name: &str, sink: Box<dyn MultipartUpload>) -> UploadId {
         let id = UploadId(self.next.fetch_add(1, Ordering::Relaxed).to_string().into());
         let (name, created) = (name.to_owned(), SystemTime::now());
-        let writer = Writer { name, sink: Some(sink), parts: 0, bytes: 0, created };
+        let writer = Writer { name, sink: Some(sink), parts: 0, bytes: 0, created, failure: None };
         self.lock().insert(id.clone(), writer);
         id
     }
@@ -67,6 +69,18 @@ impl Writers {
         writer.parts += 1;
         writer.bytes += bytes;
         Ok(())
+    }
+
+    /// The writer does not come back, for this reason.
+    pub(crate) fn failed(&self, upload: UploadRef<'_>, error: &StoreError) {
+        if let Ok(writer) = find(&mut self.lock(), upload) {
+            writer.failure.get_or_insert_with(|| error.clone());
+        }
+    }
+
+    /// Why the writer is gone, if its call failed.
+    pub(crate) fn failure(&self, upload: UploadRef<'_>) -> Option<StoreError> {
+        find(&mut self.lock(), upload).ok()?.failure.clone()
     }
 
     /// The writer and the bytes it has, for its commit.
