@@ -30,7 +30,7 @@ const LOOK_AROUND: Duration = Duration::from_millis(300);
 /// Measures appends, durable writes and checkpoints on this machine.
 ///
 /// Shows progress, then a table of throughput and latency percentiles. Figures hold only for a machine that is
-/// otherwise idle. What was persisted is dropped at once, so that no disk fills up.
+/// otherwise idle. What was persisted is dropped at once, so that no disk fills up. Exit code 1 if a checkpoint failed.
 #[derive(clap::Args, Debug)]
 pub struct BenchArgs {
     /// How many threads append.
@@ -134,7 +134,15 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
             .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
         eprintln!("tidelog: the page is {}", path.display());
     }
-    temporary.remove()
+    temporary.remove()?;
+    match (outcome.failed_persists, &outcome.last_failure) {
+        (0, _) => Ok(()),
+        (failed, why) => Err(Failure::new(format!(
+            "{} failed, last because: {}",
+            show::counted(failed, "checkpoint"),
+            why.as_deref().unwrap_or("its thread ended")
+        ))),
+    }
 }
 
 fn create(path: &Path) -> Result<fs::File, Failure> {

@@ -11,7 +11,7 @@ use tidelog::footer::{Footer, FooterError, TRAILER_BYTES};
 use tidelog::part::{Changeset, Compression, Directory, PartId, Run};
 use tidelog::{Extent, LogId, Piece};
 use tidelog_upload::bucket::BucketIndex;
-use tidelog_upload::{Driver, Runtime, StoreErrorKind, UploadOptions};
+use tidelog_upload::{Driver, Runtime, StoreError, StoreErrorKind, UploadOptions};
 
 use super::{Depth, Report};
 use crate::Failure;
@@ -88,12 +88,23 @@ impl Buckets {
         driver.head(ONLY, name, move |outcome| resolver.resolve(outcome));
         match pending.wait() {
             Ok(Ok(found)) => Ok((driver, found.bytes)),
-            Ok(Err(error)) if matches!(error.kind(), StoreErrorKind::NotFound) => {
-                Err(OpenError::Missing(error.to_string()))
-            }
+            Ok(Err(error)) if error.is_not_found() => match missing_bucket(&driver, name) {
+                Some(error) => Err(failed(&error)),
+                None => Err(OpenError::Missing(error.to_string())),
+            },
             Ok(Err(error)) => Err(failed(&error)),
             Err(error) => Err(OpenError::Failed(format!("{error:?}"))),
         }
+    }
+}
+
+/// Whether an object was not found because its bucket does not exist: the answer to HEAD, which has no body, is the same.
+fn missing_bucket(driver: &Driver, name: &str) -> Option<StoreError> {
+    let (resolver, pending) = tidelog_upload::channel();
+    driver.get(ONLY, name, 0..1, move |outcome| resolver.resolve(outcome));
+    match pending.wait() {
+        Ok(Err(error)) if *error.kind() == StoreErrorKind::NoSuchBucket => Some(error),
+        _ => None,
     }
 }
 
