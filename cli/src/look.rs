@@ -63,8 +63,17 @@ fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Report>, 
     let name = path.display().to_string();
     if let Some(bucket) = bucket {
         let mut buckets = object::Buckets::default();
-        let bytes = buckets.open(bucket, &name).map_err(Failure::new)?;
-        return object::look(&format!("{bucket} {name}"), &bytes, depth).map(|found| vec![found.report]);
+        let shown = format!("{bucket} {name}");
+        let bytes = match buckets.open(bucket, &name) {
+            Ok(bytes) => bytes,
+            Err(object::OpenError::Missing(what)) => {
+                let mut report = Report::new(shown, "object");
+                report.damage(None, what);
+                return Ok(vec![report]);
+            }
+            Err(object::OpenError::Failed(failure)) => return Err(failure),
+        };
+        return object::look(&shown, &bytes, depth).map(|found| vec![found.report]);
     }
     if name == "-" {
         return handle::look(path, depth);

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tidelog::{KeyGroupRange, OpenError};
+use tidelog_upload::{StoreError, StoreErrorKind};
 use tracing::Level;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -83,7 +84,20 @@ impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Failure {
         match error {
             OpenError::Option(error) => Failure::Usage(error.to_string()),
+            OpenError::Store(error) => error.into(),
             error => Failure::new(error),
+        }
+    }
+}
+
+impl From<StoreError> for Failure {
+    /// For buckets given as arguments.
+    fn from(error: StoreError) -> Failure {
+        match error.kind() {
+            StoreErrorKind::InvalidUrl(_)
+            | StoreErrorKind::UnsupportedScheme { .. }
+            | StoreErrorKind::SchemeNotBuilt { .. } => Failure::Usage(error.to_string()),
+            _ => Failure::new(error),
         }
     }
 }

@@ -24,6 +24,11 @@ fn wrong_arguments_are_told_apart_from_failures() {
         &["write"],
         &["write", "--bucket", "file:///b", "--key", "fields:1"],
         &["write", "--bucket", "file:///b", "--max-parallelism", "40000"],
+        &["write", "--bucket", "s3://", "--dir", "/dev/null/none", "--", "/dev/null"],
+        &["write", "--bucket", "s3://bucket?endpoint=host:80", "--dir", "/dev/null/none", "--", "/dev/null"],
+        &["write", "--bucket", "s3://bucket?wrong=key", "--dir", "/dev/null/none", "--", "/dev/null"],
+        &["write", "--bucket", "gs://bucket", "--dir", "/dev/null/none", "--", "/dev/null"],
+        &["verify", "--bucket", "s3://", "name"],
         &["read"],
         &["read", "--key-groups", "5-4", "handles"],
     ] {

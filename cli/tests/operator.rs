@@ -172,6 +172,44 @@ fn with_one_bucket_dead_from_the_start_checkpoints_go_to_the_other() {
     assert_eq!(s3.server.objects("bucket-0").len(), 2);
 }
 
+#[test]
+fn a_missing_bucket_is_told_from_a_missing_object_and_what_to_do() {
+    let s3 = S3::start(1);
+    let verify = |bucket: &str, name: &str| {
+        S3::run(tidelog().args(["verify", "--bucket", &s3.url(0).replace("bucket-0", bucket), name]), "")
+    };
+    fails(&verify("bucket-0", "gone"), 3, &["no such object"]);
+    fails(&verify("bucket-9", "gone"), 1, &["bucket does not exist", "create it"]);
+    let bench =
+        ["bench", "--seconds", "1", "--threads", "1", "--segment-bytes", "4M", "--local-bytes", "64M"];
+    let mut bench_there = tidelog();
+    bench_there.args(bench).args(["--bucket", &s3.url(0).replace("bucket-0", "bucket-9")]);
+    let output = S3::run(&mut bench_there, "");
+    fails(&output, 1, &["checkpoint", "failed, last because", "NoSuchBucket, HTTP 404"]);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_warned_of_long_before_the_end() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("s3://bucket-0?endpoint=http://{}&anonymous=true", listener.local_addr().unwrap());
+    drop(listener);
+    let home = Home::new();
+    let mut child = write_into(&[url], &home.text("local"))
+        .env("AWS_REGION", "us-east-1")
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .stdin(Stdio::null())
+        .arg(home.put("input", "one\n"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let warning = said.find(|line| line.contains("WARN"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let warning = warning.expect("a warning before the end");
+    assert!(warning.contains("Connection refused") && warning.contains("persist_timeout"), "{warning}");
+}
+
 fn age(path: &Path, age: Duration) {
     File::options().write(true).open(path).unwrap().set_modified(SystemTime::now() - age).unwrap();
 }

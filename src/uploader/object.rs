@@ -451,6 +451,7 @@ impl Failure {
             | StoreErrorKind::InvalidName(_)
             | StoreErrorKind::InvalidUrl(_)
             | StoreErrorKind::UnsupportedScheme { .. }
+            | StoreErrorKind::SchemeNotBuilt { .. }
             | StoreErrorKind::Unsupported => true,
             StoreErrorKind::Failed => !source.is_retryable(),
             // All others are about one upload, or about the moment.

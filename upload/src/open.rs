@@ -16,6 +16,10 @@ use crate::store::{Operation, Store, StoreError, StoreErrorKind};
 pub const SUPPORTED_SCHEMES: &str = "s3://bucket/prefix, file:///absolute/directory, memory://, memory://name, \
                                      gs://bucket/prefix, az://container/prefix, hdfs://host:port/prefix";
 
+/// The features that schemes need.
+const FEATURES: [(&str, &str); 5] =
+    [("file", "local"), ("s3", "s3"), ("gs", "gcs"), ("az", "azure"), ("hdfs", "hdfs")];
+
 /// Opens the bucket that a URL names. URLs stand in handles, so none has credentials: they come from the environment, from
 /// profiles, or from the machine's role.
 ///
@@ -67,9 +71,26 @@ pub fn open_store(url: &str) -> Result<Arc<dyn Store>, StoreError> {
         Some(("hdfs", _)) => hdfs::open(url),
         Some(("memory", name)) => object::open_memory(url, name),
         other => {
+            let left_out = other.and_then(|(scheme, _)| FEATURES.iter().find(|(known, _)| *known == scheme));
+            if let Some((scheme, feature)) = left_out {
+                let kind = StoreErrorKind::SchemeNotBuilt { scheme, feature };
+                return Err(StoreError::new(Operation::Open, url, "", kind));
+            }
             let scheme = other.map_or(url, |(scheme, _)| scheme).to_owned();
             let kind = StoreErrorKind::UnsupportedScheme { scheme, supported: SUPPORTED_SCHEMES };
             Err(StoreError::new(Operation::Open, url, "", kind))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(not(feature = "gcs"))]
+    fn a_scheme_that_is_left_out_names_its_feature() {
+        let error = open_store("gs://bucket/prefix").unwrap_err().to_string();
+        assert!(error.contains("feature gcs"), "{error}");
     }
 }

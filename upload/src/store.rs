@@ -379,6 +379,14 @@ pub enum StoreErrorKind {
         /// The schemes known, for people.
         supported: &'static str,
     },
+    /// A URL of a kind that this build leaves out.
+    #[error("this build has no {scheme}:// buckets; build it with the feature {feature}")]
+    SchemeNotBuilt {
+        /// The scheme found.
+        scheme: &'static str,
+        /// The feature of the crates that brings it.
+        feature: &'static str,
+    },
     /// The store refuses for now: 503, 429 and their like. Nothing was done.
     #[error("the store asks to slow down")]
     Throttled,

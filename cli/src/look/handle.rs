@@ -120,6 +120,6 @@ fn look_at_object(buckets: &mut Buckets, pieces: &[Piece]) -> Result<Found, Fail
             report.damage(None, what);
             Ok(Found { report, exists: false, len: 0, footer: None })
         }
-        Err(OpenError::Failed(what)) => Err(Failure::new(what)),
+        Err(OpenError::Failed(failure)) => Err(failure),
     }
 }

@@ -70,12 +70,13 @@ impl Buckets {
     }
 
     fn find(&mut self, bucket: &str, name: &str) -> Result<(Arc<Driver>, u64), OpenError> {
-        let failed = |error: &dyn std::fmt::Display| OpenError::Failed(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| OpenError::Failed(Failure::new(error));
         let driver = match self.drivers.get(bucket) {
             Some(driver) => Arc::clone(driver),
             None => {
-                check_bucket(bucket).map_err(OpenError::Missing)?;
-                let store = tidelog_upload::open_store(bucket).map_err(|error| failed(&error))?;
+                check_bucket(bucket).map_err(|what| failed(&what))?;
+                let store =
+                    tidelog_upload::open_store(bucket).map_err(|error| OpenError::Failed(error.into()))?;
                 let runtime = Runtime::Own { threads: 1 };
                 let driver = Driver::start(vec![store], runtime, UploadOptions::default())
                     .map_err(|error| failed(&error))?;
@@ -93,7 +94,7 @@ impl Buckets {
                 None => Err(OpenError::Missing(error.to_string())),
             },
             Ok(Err(error)) => Err(failed(&error)),
-            Err(error) => Err(OpenError::Failed(format!("{error:?}"))),
+            Err(error) => Err(OpenError::Failed(Failure::new(format!("{error:?}")))),
         }
     }
 }
@@ -109,14 +110,12 @@ fn missing_bucket(driver: &Driver, name: &str) -> Option<StoreError> {
 }
 
 /// Why an object cannot be read.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum OpenError {
     /// It is not there.
-    #[error("{0}")]
     Missing(String),
-    /// The bucket failed.
-    #[error("{0}")]
-    Failed(String),
+    /// The bucket failed, or does not exist.
+    Failed(Failure),
 }
 
 impl Bytes {
