@@ -180,12 +180,6 @@ fn a_missing_bucket_is_told_from_a_missing_object_and_what_to_do() {
     };
     fails(&verify("bucket-0", "gone"), 3, &["no such object"]);
     fails(&verify("bucket-9", "gone"), 1, &["bucket does not exist", "create it"]);
-    let bench =
-        ["bench", "--seconds", "1", "--threads", "1", "--segment-bytes", "4M", "--local-bytes", "64M"];
-    let mut bench_there = tidelog();
-    bench_there.args(bench).args(["--bucket", &s3.url(0).replace("bucket-0", "bucket-9")]);
-    let output = S3::run(&mut bench_there, "");
-    fails(&output, 1, &["checkpoint", "failed, last because", "NoSuchBucket, HTTP 404"]);
 }
 
 #[test]
