@@ -136,16 +136,10 @@ const METRICS: &[Metric] = &[
 /// Tells the recorder what each metric means, and that counters without labels are 0: the first failure would not show as
 /// an increase otherwise.
 pub(crate) fn describe() {
-    for Metric { name, kind, unit, help, labels } in METRICS {
-        match kind {
-            MetricKind::Counter => {
-                metrics::describe_counter!(*name, *unit, *help);
-                if labels.is_empty() {
-                    metrics::counter!(*name).increment(0);
-                }
-            }
-            MetricKind::Gauge => metrics::describe_gauge!(*name, *unit, *help),
-            MetricKind::Histogram => metrics::describe_histogram!(*name, *unit, *help),
+    for metric in METRICS {
+        metric.describe();
+        if metric.kind == MetricKind::Counter && metric.labels.is_empty() {
+            metrics::counter!(metric.name).increment(0);
         }
     }
 }

@@ -92,18 +92,27 @@ fn a_sealed_segment_shows_every_flipped_bit_and_missing_byte() {
     assert_eq!(changelog.recovered()[0].end(), SequenceNumber(9), "undamaged, it opens");
 }
 
+/// Runs `check` with each bit of a file flipped in turn: the number of its byte, and of the bit in that.
+fn with_each_bit_flipped(path: &Path, bytes: &[u8], check: impl Fn(usize, usize)) {
+    for at in 0..bytes.len() {
+        for bit in 0..8 {
+            let mut damaged = bytes.to_vec();
+            damaged[at] ^= 1 << bit;
+            fs::write(path, &damaged).unwrap();
+            check(at, bit);
+        }
+    }
+}
+
 #[test]
 fn a_sealed_manifest_shows_every_flipped_bit_and_missing_byte() {
     let dir = tempfile::tempdir().unwrap();
     close_cleanly(dir.path());
     let (path, bytes) = local_files(dir.path(), "MANIFEST").pop_first().unwrap();
+    with_each_bit_flipped(&path, &bytes, |at, bit| {
+        must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of the manifest"));
+    });
     for at in 0..bytes.len() {
-        for bit in 0..8 {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 1 << bit;
-            fs::write(&path, &damaged).unwrap();
-            must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of the manifest"));
-        }
         fs::write(&path, &bytes[..at]).unwrap();
         must_be_refused(dir.path(), &format!("the manifest cut to {at} bytes"));
     }
@@ -216,20 +225,15 @@ fn a_manifest_after_a_kill_shows_every_flipped_bit() {
     let dir = tempfile::tempdir().unwrap();
     killed(dir.path());
     let (path, bytes) = local_files(dir.path(), "MANIFEST").pop_first().unwrap();
-    for at in 0..bytes.len() {
-        for bit in 0..8 {
-            let mut damaged = bytes.clone();
-            damaged[at] ^= 1 << bit;
-            fs::write(&path, &damaged).unwrap();
-            if at < bytes.len() - WITNESS_BYTES {
-                must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of the manifest"));
-            } else if bit == at % 8 {
-                // Nothing is missing.
-                let logs = LocalLogs::open(dir.path().join("local")).unwrap();
-                assert_eq!(logs.logs()[0].end(), SequenceNumber(1), "bit {bit} of byte {at}");
-            }
+    with_each_bit_flipped(&path, &bytes, |at, bit| {
+        if at < bytes.len() - WITNESS_BYTES {
+            must_be_refused(dir.path(), &format!("bit {bit} of byte {at} of the manifest"));
+        } else if bit == at % 8 {
+            // Nothing is missing.
+            let logs = LocalLogs::open(dir.path().join("local")).unwrap();
+            assert_eq!(logs.logs()[0].end(), SequenceNumber(1), "bit {bit} of byte {at}");
         }
-    }
+    });
 }
 
 #[test]

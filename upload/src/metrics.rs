@@ -108,15 +108,20 @@ const IN_FLIGHT: Metric = Metric {
 pub const METRICS: &[Metric] =
     &[REQUESTS, REQUEST_BYTES, REQUEST_SECONDS, RETRIES, HEDGES, BREAKER, CANARIES, MEMORY, IN_FLIGHT];
 
-/// Tells the recorder what each metric means.
-pub(crate) fn describe() {
-    for metric in METRICS {
-        match metric.kind {
-            MetricKind::Counter => metrics::describe_counter!(metric.name, metric.unit, metric.help),
-            MetricKind::Gauge => metrics::describe_gauge!(metric.name, metric.unit, metric.help),
-            MetricKind::Histogram => metrics::describe_histogram!(metric.name, metric.unit, metric.help),
+impl Metric {
+    /// Tells the recorder what it means.
+    pub fn describe(&self) {
+        match self.kind {
+            MetricKind::Counter => metrics::describe_counter!(self.name, self.unit, self.help),
+            MetricKind::Gauge => metrics::describe_gauge!(self.name, self.unit, self.help),
+            MetricKind::Histogram => metrics::describe_histogram!(self.name, self.unit, self.help),
         }
     }
+}
+
+/// Tells the recorder what each metric means.
+pub(crate) fn describe() {
+    METRICS.iter().for_each(Metric::describe);
 }
 
 /// The URL of a bucket as a label: without its query, with the host and the port of its endpoint.

@@ -37,7 +37,8 @@ pub const NAME_SEGMENT_BYTES_MAX: usize = 240;
 /// 4. [`delete`](Store::delete) and [`abort`](Store::abort) of what does not exist succeed.
 /// 5. Names are checked before anything is done ([`check_name`]). A name is used for one object only: the caller makes it
 ///    unique. A name must not be a folder of another one.
-/// 6. Nothing is retried inside, and no time limit is kept.
+/// 6. Nothing is retried inside, and no time limit is kept. But a request that was refused for its credentials or its clock
+///    may be signed again, once: it was not looked at.
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The URL of the bucket, as it stands in handles and errors. Opening it again gives the same bucket.
     fn url(&self) -> &str;
