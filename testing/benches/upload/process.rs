@@ -43,6 +43,8 @@ pub struct Report {
     pub seconds: f64,
     pub cpu_seconds: f64,
     pub peak_bytes: u64,
+    /// The length of the object.
+    pub object_bytes: u64,
 }
 
 /// Runs this program again with the test server's credentials in its environment, unless they are there.
@@ -141,7 +143,8 @@ pub fn measure(role: Role, url: &str, local: &Path, bytes: u64, connections: usi
     assert!(output.status.success(), "the {role} client failed");
     let said = String::from_utf8(output.stdout).expect("numbers");
     let numbers: Vec<f64> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
-    Report { seconds: numbers[0], cpu_seconds: numbers[1], peak_bytes: numbers[2] as u64 }
+    let [seconds, cpu_seconds, peak_bytes, object_bytes] = numbers[..] else { panic!("four numbers") };
+    Report { seconds, cpu_seconds, peak_bytes: peak_bytes as u64, object_bytes: object_bytes as u64 }
 }
 
 pub fn is_child() -> bool {
@@ -155,26 +158,28 @@ pub fn run_child() {
     let mut uploads = UploadOptions::default();
     uploads.connections = Some(connections.parse().expect("a number"));
     let cpu_before = cpu_time();
-    let spent = if *role == Role::Bare.to_string() {
-        bare(url, bytes, &uploads)
+    let (spent, object_bytes) = if *role == Role::Bare.to_string() {
+        (bare(url, bytes, &uploads), bytes)
     } else {
         changelog(url, local.as_ref(), bytes, uploads)
     };
-    println!("{} {} {}", spent.as_secs_f64(), (cpu_time() - cpu_before).as_secs_f64(), peak_bytes());
+    let cpu = (cpu_time() - cpu_before).as_secs_f64();
+    println!("{} {cpu} {} {object_bytes}", spent.as_secs_f64(), peak_bytes());
 }
 
-fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions) -> Duration {
+fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions) -> (Duration, u64) {
     let changelog = Changelog::open(options(url, local, bytes).uploads(uploads)).expect("a changelog");
     let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).expect("a writer");
     let started_at = Instant::now();
     fill(&mut writer, bytes);
     let handle = writer.persist_durably(SequenceNumber::ZERO).wait().expect("a checkpoint");
     let spent = started_at.elapsed();
-    assert_eq!(handle.extents().len(), 1, "one object holds the checkpoint");
+    let [extent] = handle.extents() else { panic!("one object holds the checkpoint") };
+    let object_bytes = extent.object_bytes();
     writer.truncate(writer.next_sequence_number()).expect("what is persisted can be truncated");
     drop(writer);
     changelog.close(Duration::from_secs(60)).expect("a close");
-    spent
+    (spent, object_bytes)
 }
 
 fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Duration {
@@ -202,7 +207,9 @@ fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Duration {
                             return sent;
                         }
                         let upload = UploadRef { name, id: &id };
-                        let body = Body::new(vec![part.clone()]);
+                        let start = u64::from(number - 1) * part.len() as u64;
+                        let len = (bytes - start).min(part.len() as u64) as usize;
+                        let body = Body::new(vec![part.slice(..len)]);
                         let tag = store.put_part(upload, number, body, Lane::Primary).await.expect("a part");
                         sent.push(UploadedPart { number, tag });
                     }
