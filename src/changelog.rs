@@ -355,7 +355,7 @@ impl Changelog {
         let log = device
             .open_slot(|slot| Log::new(id, name, key_groups, index, slot))
             .ok_or(CreateError::TooManyLogs { max: SLOTS_MAX })?;
-        core.send(Event::WriterOpened);
+        core.send(Event::WriterOpened { log: id });
         Ok(ChangelogWriter::new(Arc::clone(core), Arc::clone(device), log, lane))
     }
 

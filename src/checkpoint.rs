@@ -10,7 +10,7 @@
 //! 1. A request leaves with a cut, or is forgotten. It comes back only if it has left.
 //! 2. A cut's end on a device is the largest end of its requests there, so it covers each of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::types::{LogId, SequenceNumber};
@@ -118,19 +118,19 @@ impl Checkpoints {
         requests.filter(|request| request.log == log).map(|request| request.from).min()
     }
 
-    /// Decides at time `now`, with so many writers open. The requests of a cut are gone from the waiting ones.
-    pub fn decide(&mut self, now: Instant, writers_open: usize) -> Decision {
+    /// Decides at time `now`, with writers of these logs open. The requests of a cut are gone from the waiting ones.
+    pub fn decide(&mut self, now: Instant, open: &BTreeSet<LogId>) -> Decision {
         let marked = || self.waiting.iter().filter(|(_, waiting)| waiting.request.end.is_some());
         let due_at =
             |waiting: &Waiting| waiting.again_at.unwrap_or(waiting.request.asked_at + self.batch_delay);
         let Some(due) = marked().map(|(_, waiting)| due_at(waiting)).min() else {
             return Decision::Idle;
         };
-        let mut asked: Vec<LogId> = marked().map(|(_, waiting)| waiting.request.log).collect();
-        asked.sort_unstable();
-        asked.dedup();
+        // Who asked and closed its writer since, or has none, is not waited for, and stands for nobody else.
+        let asked: BTreeSet<LogId> =
+            marked().map(|(_, waiting)| waiting.request.log).filter(|log| open.contains(log)).collect();
         let any_new = marked().any(|(_, waiting)| waiting.again_at.is_none());
-        if now < due && !(any_new && asked.len() >= writers_open) {
+        if now < due && !(any_new && asked.len() == open.len()) {
             return Decision::Wait(due);
         }
         let mut cut = Cut { ends: vec![None; self.devices], requests: Vec::new() };
@@ -162,21 +162,26 @@ mod tests {
         }
     }
 
+    /// The logs of so many open writers.
+    fn open(writers: u128) -> BTreeSet<LogId> {
+        (1..=writers).map(LogId).collect()
+    }
+
     #[test]
     fn cuts_when_all_writers_have_asked() {
         let now = Instant::now();
         let mut checkpoints = Checkpoints::new(DELAY, 2);
-        assert_eq!(checkpoints.decide(now, 2), Decision::Idle);
+        assert_eq!(checkpoints.decide(now, &open(2)), Decision::Idle);
         checkpoints.ask(RequestId(0), request(1, 0, now));
-        assert_eq!(checkpoints.decide(now, 2), Decision::Idle, "an unmarked request cannot be cut");
+        assert_eq!(checkpoints.decide(now, &open(2)), Decision::Idle, "an unmarked request cannot be cut");
         assert!(checkpoints.mark(RequestId(0), 7));
-        assert_eq!(checkpoints.decide(now, 2), Decision::Wait(now + DELAY));
+        assert_eq!(checkpoints.decide(now, &open(2)), Decision::Wait(now + DELAY));
         checkpoints.ask(RequestId(1), request(2, 1, now));
         checkpoints.mark(RequestId(1), 3);
-        let Decision::Cut(cut) = checkpoints.decide(now, 2) else { panic!("both have asked") };
+        let Decision::Cut(cut) = checkpoints.decide(now, &open(2)) else { panic!("both have asked") };
         assert_eq!(cut.ends, [Some(7), Some(3)]);
         assert_eq!(cut.requests.len(), 2);
-        assert_eq!(checkpoints.decide(now, 2), Decision::Idle);
+        assert_eq!(checkpoints.decide(now, &open(2)), Decision::Idle);
         assert!(!checkpoints.mark(RequestId(0), 9), "it left with the cut");
     }
 
@@ -187,13 +192,30 @@ mod tests {
         checkpoints.ask(RequestId(0), request(1, 0, now));
         checkpoints.ask(RequestId(1), request(2, 0, now));
         checkpoints.mark(RequestId(0), 4);
-        assert_eq!(checkpoints.decide(now, 64), Decision::Wait(now + DELAY));
-        let Decision::Cut(cut) = checkpoints.decide(now + DELAY, 64) else { panic!("the delay is over") };
+        assert_eq!(checkpoints.decide(now, &open(64)), Decision::Wait(now + DELAY));
+        let Decision::Cut(cut) = checkpoints.decide(now + DELAY, &open(64)) else {
+            panic!("the delay is over")
+        };
         assert_eq!(cut.ends, [Some(4)]);
         assert_eq!(cut.requests[0].0, RequestId(0));
         checkpoints.mark(RequestId(1), 6);
-        let Decision::Cut(cut) = checkpoints.decide(now + DELAY, 64) else { panic!("late, but due") };
+        let Decision::Cut(cut) = checkpoints.decide(now + DELAY, &open(64)) else { panic!("late, but due") };
         assert_eq!(cut.requests[0].0, RequestId(1));
+    }
+
+    #[test]
+    fn who_asked_and_closed_stands_for_nobody_who_is_open() {
+        let now = Instant::now();
+        let mut checkpoints = Checkpoints::new(DELAY, 1);
+        for (id, log) in [(0, 3), (1, 1)] {
+            checkpoints.ask(RequestId(id), request(log, 0, now));
+            checkpoints.mark(RequestId(id), 4);
+        }
+        assert_eq!(checkpoints.decide(now, &open(2)), Decision::Wait(now + DELAY), "writer 2 has not asked");
+        assert!(
+            matches!(checkpoints.decide(now, &open(1)), Decision::Cut(_)),
+            "it has closed, and waits for nobody"
+        );
     }
 
     #[test]
@@ -214,8 +236,10 @@ mod tests {
             checkpoints.ask(RequestId(id), request(1, 0, now));
             checkpoints.mark(RequestId(id), end);
         }
-        assert_eq!(checkpoints.decide(now, 2), Decision::Wait(now + DELAY));
-        let Decision::Cut(cut) = checkpoints.decide(now, 1) else { panic!("the only writer has asked") };
+        assert_eq!(checkpoints.decide(now, &open(2)), Decision::Wait(now + DELAY));
+        let Decision::Cut(cut) = checkpoints.decide(now, &open(1)) else {
+            panic!("the only writer has asked")
+        };
         assert_eq!(cut.ends, [Some(9)]);
     }
 
@@ -227,14 +251,24 @@ mod tests {
         let failed = || Request { end: Some(4), ..request(1, 0, now) };
         checkpoints.ask_again(RequestId(0), failed(), now + pause);
         assert_eq!(checkpoints.needed_from(LogId(1)), Some(SequenceNumber(2)));
-        assert_eq!(checkpoints.decide(later, 1), Decision::Wait(now + pause), "all have asked, but in vain");
-        let Decision::Cut(cut) = checkpoints.decide(now + pause, 9) else { panic!("the pause is over") };
+        assert_eq!(
+            checkpoints.decide(later, &open(1)),
+            Decision::Wait(now + pause),
+            "all have asked, but in vain"
+        );
+        let Decision::Cut(cut) = checkpoints.decide(now + pause, &open(9)) else {
+            panic!("the pause is over")
+        };
         assert_eq!(cut.ends, [Some(4)]);
         checkpoints.ask_again(RequestId(0), failed(), now + pause);
         checkpoints.ask(RequestId(1), request(2, 0, later));
         checkpoints.mark(RequestId(1), 6);
-        assert_eq!(checkpoints.decide(later, 3), Decision::Wait(later + DELAY), "the new one does not wait");
-        let Decision::Cut(cut) = checkpoints.decide(later, 2) else { panic!("all have asked") };
+        assert_eq!(
+            checkpoints.decide(later, &open(3)),
+            Decision::Wait(later + DELAY),
+            "the new one does not wait"
+        );
+        let Decision::Cut(cut) = checkpoints.decide(later, &open(2)) else { panic!("all have asked") };
         assert_eq!((cut.requests.len(), &cut.ends[..]), (2, &[Some(6)][..]));
     }
 
@@ -246,7 +280,7 @@ mod tests {
         assert_eq!(checkpoints.needed_from(LogId(1)), Some(SequenceNumber(2)));
         assert_eq!(checkpoints.needed_from(LogId(2)), None);
         checkpoints.mark(RequestId(0), 1);
-        assert!(matches!(checkpoints.decide(now, 1), Decision::Cut(_)));
+        assert!(matches!(checkpoints.decide(now, &open(1)), Decision::Cut(_)));
         assert_eq!(checkpoints.needed_from(LogId(1)), None, "the cut's owner looks after it now");
     }
 }

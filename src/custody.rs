@@ -8,12 +8,13 @@
 //! 2. An object is deleted when no log of any ledger needs it, and named in one deletion at a time.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use crate::device::{Device, SpillRequest, lock};
 use crate::ledger::Ledger;
-use crate::manifest::{CompletedObject, LogRange, LogState, ManifestRecord};
+use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
 use crate::queue::LocalBlock;
 use crate::retention::{Retention, SegmentUse};
 use crate::types::{LogId, SequenceNumber};
@@ -148,23 +149,26 @@ impl Custody {
         self.closed.insert(log, ClosedLog { device, keep_to: end });
     }
 
-    /// Changes below this number are left out of objects: truncated, in one already, or dropped by the closing of the log.
-    pub fn keep_from(&self, device: usize, log: LogId) -> SequenceNumber {
-        let covered =
-            self.holdings[device].ledger.read(|state| state.logs().get(&log).map(LogState::covered));
-        match (covered, self.closed.get(&log)) {
-            (None, _) => SequenceNumber(u64::MAX),
-            // What objects have of a log never has a hole: once a block was dropped, none behind it goes into one.
-            (Some(covered), Some(closed)) if covered >= closed.keep_to => SequenceNumber(u64::MAX),
-            (Some(covered), _) => covered,
-        }
+    /// What to keep of a log's changes from `first` on: the next ones that are not truncated, in no complete object, and not
+    /// dropped by the closing of the log.
+    pub fn kept(&self, device: usize, log: LogId, first: SequenceNumber) -> Range<SequenceNumber> {
+        let nothing = SequenceNumber(u64::MAX)..SequenceNumber(u64::MAX);
+        self.holdings[device].ledger.read(|state| match (state.logs().get(&log), self.closed.get(&log)) {
+            (None, _) => nothing,
+            // What objects have of a closed log never has a hole: once a block was dropped, none behind it goes into one.
+            (Some(known), Some(closed)) if known.covered() >= closed.keep_to => nothing,
+            (Some(known), _) => known.missing_from(first),
+        })
     }
 
     /// Whether anything of a block is needed.
     pub fn needs(&self, block: &LocalBlock) -> bool {
         // A change that goes on in the next block is counted there, but begins here.
         let open = u64::from(block.continues);
-        block.ranges.iter().any(|range| self.keep_from(block.device, range.log).0 < range.end.0 + open)
+        block.ranges.iter().any(|range| {
+            let kept = self.kept(block.device, range.log, range.first);
+            kept.start.0 < kept.end.0.min(range.end.0 + open)
+        })
     }
 
     /// Carries out the truncations as far as `needed_from`, the start of the unanswered persists, allows, and forgets the

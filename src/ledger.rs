@@ -90,6 +90,15 @@ impl Ledger {
         handle_in(&inner.state, log, from, to)
     }
 
+    /// Whether objects hold all that a request asks for, or nobody can say any more.
+    pub fn covers(&self, request: &Request) -> bool {
+        let inner = lock(&self.inner);
+        let known = inner.state.logs().get(&request.log);
+        known.is_none_or(|log| {
+            request.from == request.to || log.missing_from(request.from).start >= request.to
+        })
+    }
+
     /// Adds records and makes them durable, all or none as far as readers of the file can tell.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ pub struct CompletedObject {
     pub pieces: Vec<Piece>,
     /// Where its footer is, in bytes.
     pub footer: Range<u64>,
-    /// A block number of this directory: every change in blocks below it is in this object, in an earlier one, or
+    /// A block number of this directory: every change in blocks below it is in this object, in another complete one, or
     /// truncated.
     pub blocks_end: u64,
     /// The changes of this directory's logs in it. A log may have several ranges; none overlaps another object's.

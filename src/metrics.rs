@@ -47,6 +47,13 @@ const METRICS: &[Metric] = &[
         &[],
         "time from the last part of an object being handed over to the object being proven and recorded",
     ),
+    metric(
+        "tidelog_objects_committing",
+        MetricKind::Gauge,
+        Unit::Count,
+        &[],
+        "objects that have all their bytes and wait for their commit; for long at its most, 4, the buckets are too slow",
+    ),
     count("tidelog_objects_completed_total", &[], "objects proven complete"),
     count(
         "tidelog_objects_failed_total",

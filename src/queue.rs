@@ -4,10 +4,12 @@
 //! Which blocks go into which object is decided by the uploader.
 //!
 //! Invariants:
-//! 1. The blocks of a device stand in the order of their numbers, without gaps.
+//! 1. The blocks of a device stand in the order of their numbers. What lies between two neighbours is in objects that
+//!    are on their way, or complete.
 //! 2. Blocks are taken from the front, and never so that a change is split.
+//! 3. A part has no gaps: of each log it gets changes that follow each other.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -72,8 +74,19 @@ pub(crate) struct Source {
     pub directory: PathBuf,
     /// At first those found at recovery.
     pub blocks: VecDeque<LocalBlock>,
+    /// Numbers of such blocks of which a part is in an object already, behind changes that are in none: each goes into a
+    /// part of its own.
+    pub apart: BTreeSet<u64>,
     /// The number of the next block.
     pub next_number: u64,
+}
+
+impl Source {
+    /// Whether the block at `index` must not be in one part with the one before it.
+    fn breaks_before(&self, index: usize) -> bool {
+        let (before, number) = (self.blocks[index - 1].number, self.blocks[index].number);
+        number != before + 1 || self.apart.contains(&before) || self.apart.contains(&number)
+    }
 }
 
 /// Blocks on their way into objects.
@@ -100,7 +113,7 @@ impl Queue {
     /// A block came.
     pub fn push(&mut self, block: LocalBlock) {
         let source = &mut self.devices[block.device];
-        debug_assert_eq!(block.number, source.next_number);
+        debug_assert_eq!(block.number, source.next_number, "blocks come in the order of their numbers");
         source.next_number = block.number + 1;
         self.bytes += block.len;
         source.blocks.push_back(block);
@@ -126,39 +139,38 @@ impl Queue {
         self.devices.iter().map(whole_end).collect()
     }
 
-    /// Drops blocks off the front of a device while nothing in them is needed; gives the number after the last one.
-    pub fn drop_front(&mut self, device: usize, needed: impl Fn(&LocalBlock) -> bool) -> Option<u64> {
-        let blocks = &mut self.devices[device].blocks;
-        let mut dropped = None;
-        while let Some(block) = blocks.front() {
-            if needed(block) {
-                break;
-            }
-            dropped = Some(block.number + 1);
-            self.bytes -= block.len;
-            blocks.pop_front();
-        }
-        dropped
+    /// The number of the first block of a device, or that of the next one to come.
+    pub fn first_number(&self, device: usize) -> u64 {
+        let source = &self.devices[device];
+        source.blocks.front().map_or(source.next_number, |block| block.number)
     }
 
-    /// Takes a part's worth of blocks off the front, below `ends`, without splitting a change. `None` if there are none.
+    /// Drops blocks off the front of a device while nothing in them is needed; whether there were any.
+    pub fn drop_front(&mut self, device: usize, needed: impl Fn(&LocalBlock) -> bool) -> bool {
+        let blocks = &mut self.devices[device].blocks;
+        let dropped = blocks.iter().position(needed).unwrap_or(blocks.len());
+        self.bytes -= blocks.drain(..dropped).map(|block| block.len).sum::<usize>();
+        dropped > 0
+    }
+
+    /// Takes a part's worth of blocks off the front, below `ends`, without splitting a change and without a gap. `None` if
+    /// there are none.
     pub fn take(&mut self, part_bytes: usize, ends: &[Option<u64>]) -> Option<Vec<LocalBlock>> {
         let mut taken = Vec::new();
         let mut bytes = 0;
         for (device, source) in self.devices.iter().enumerate() {
             let end = ends[device].unwrap_or(0);
             let mut whole = 0;
-            let mut count = 0;
             let mut device_bytes = 0;
             let mut whole_bytes = 0;
-            for block in source.blocks.iter().take_while(|block| block.number < end) {
-                if bytes + whole_bytes >= part_bytes {
+            for (count, block) in source.blocks.iter().take_while(|block| block.number < end).enumerate() {
+                let is_cut = whole > 0 && whole == count && source.breaks_before(count);
+                if bytes + whole_bytes >= part_bytes || is_cut {
                     break;
                 }
-                count += 1;
                 device_bytes += block.len;
                 if !block.continues {
-                    (whole, whole_bytes) = (count, device_bytes);
+                    (whole, whole_bytes) = (count + 1, device_bytes);
                 }
             }
             bytes += whole_bytes;
@@ -174,9 +186,13 @@ impl Queue {
 
     /// Puts blocks back to where they came from.
     pub fn give_back(&mut self, blocks: Vec<LocalBlock>) {
-        for block in blocks.into_iter().rev() {
+        for block in blocks {
             self.bytes += block.len;
-            self.devices[block.device].blocks.push_front(block);
+            self.devices[block.device].blocks.push_back(block);
+        }
+        for source in &mut self.devices {
+            // Objects on their way may hold earlier ones and later ones.
+            source.blocks.make_contiguous().sort_by_key(|block| block.number);
         }
     }
 

@@ -55,11 +55,6 @@ impl Retention {
         self.settled = self.settled.max(number);
     }
 
-    /// All blocks below this number are settled.
-    pub fn settled(&self) -> u64 {
-        self.settled
-    }
-
     /// None of the uses known now gets a block any more.
     pub fn end_all(&mut self) {
         if let Some((&newest, _)) = self.uses.last_key_value() {

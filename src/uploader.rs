@@ -5,8 +5,9 @@
 //! part by the assembler; what may go afterwards in custody.rs; how bytes reach the bucket in the upload crate.
 //!
 //! Invariants:
-//! 1. Each device's blocks go into objects in the order of their numbers, each into one object that becomes complete.
-//! 2. One object is open at a time, and at most one more waits for its commit; none is opened before that is settled.
+//! 1. Each block goes into one object that becomes complete. A device's go in the order of their numbers, but for those of
+//!    a failed object, which go into a later one.
+//! 2. One object is open at a time, and a few more wait for their commits, in any order.
 //! 3. A request is answered with a handle only after the objects that it names are proven and recorded durably.
 //! 4. A failed object gives its blocks back, and those who asked for it join the next one, until their time is over; only
 //!    an error that does not pass by itself is told at once, and only to them.
@@ -17,7 +18,7 @@ mod answers;
 mod buffers;
 mod object;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,9 @@ const SWEEP_DELAY: Duration = Duration::from_secs(10);
 /// How long an object gets parts without anybody asking for a checkpoint. A [`Sweeper`](crate::Sweeper) takes what is much
 /// older for what a dead changelog left.
 pub(crate) const OBJECT_OPEN_MAX: Duration = Duration::from_secs(12 * 3600);
+/// Objects that wait for their commits. More would only queue up behind a store that is too slow, each with its last part in
+/// memory.
+const FINISHING_MAX: usize = 4;
 /// Bytes of an object at most, in budgets of the driver: the chunks of larger ones would outgrow it.
 const OBJECT_BUDGETS_MAX: u64 = 100;
 
@@ -95,7 +99,9 @@ pub(crate) enum Event {
     ReaderGone {
         device: usize,
     },
-    WriterOpened,
+    WriterOpened {
+        log: LogId,
+    },
     WriterClosed {
         device: usize,
         log: LogId,
@@ -170,7 +176,8 @@ pub(crate) struct Uploader {
     parts: UploaderParts,
     checkpoints: Checkpoints,
     asked: BTreeMap<RequestId, Asked>,
-    writers_open: usize,
+    /// The logs of the writers that are open.
+    writers: BTreeSet<LogId>,
     /// Decided on, and waiting for blocks.
     due: Option<Cut>,
     /// What the open object is cut for.
@@ -178,7 +185,10 @@ pub(crate) struct Uploader {
     /// The span of that, if somebody asked for it.
     checkpoint: tracing::Span,
     object: Option<OpenObject>,
-    finishing: Option<Finishing>,
+    /// Oldest first.
+    finishing: VecDeque<Finishing>,
+    /// Requests whose changes are all in objects that are complete, on their way, or failed.
+    sent: Vec<Sent>,
     assembler: Assembler,
     scratch: Scratch,
     buffers: PartBuffers,
@@ -191,8 +201,8 @@ pub(crate) struct Uploader {
     failures: u32,
     /// When something changes by itself: requests that wait for others, or for another attempt.
     decide_at: Option<Instant>,
-    /// For each device, the end of the blocks that are through, but by records that are not durable yet.
-    unrecorded: Vec<Option<u64>>,
+    /// For each device, whether blocks are through, but by records that are not durable yet.
+    unrecorded: Vec<bool>,
     /// Objects that are complete, were not recorded, and are not settled.
     unwanted: BTreeSet<String>,
     /// Uploads that may have left something behind, and when that is to be removed.
@@ -204,6 +214,14 @@ pub(crate) struct Uploader {
     lost: HashMap<LogId, SequenceNumber>,
     quiesce: Vec<Resolver<()>>,
     exit: bool,
+}
+
+/// A request all of whose blocks have left the queue once.
+struct Sent {
+    id: RequestId,
+    request: Request,
+    /// The number of the last object that may hold any of them.
+    last: u64,
 }
 
 /// A request that is not answered.
@@ -225,12 +243,13 @@ impl Uploader {
             checkpoints: Checkpoints::new(parts.options.batch_delay, parts.queue.devices()),
             asked: BTreeMap::new(),
             unwanted: BTreeSet::new(),
-            writers_open: 0,
+            writers: BTreeSet::new(),
             due: None,
             cut: None,
             checkpoint: tracing::Span::none(),
             object: None,
-            finishing: None,
+            finishing: VecDeque::new(),
+            sent: Vec::new(),
             assembler: Assembler::new(),
             scratch: Scratch::default(),
             buffers: PartBuffers::default(),
@@ -239,7 +258,7 @@ impl Uploader {
             bytes_out: 0,
             failures: 0,
             decide_at: None,
-            unrecorded: vec![None; parts.queue.devices()],
+            unrecorded: vec![false; parts.queue.devices()],
             retry_at: None,
             tidy: true,
             lost: HashMap::new(),
@@ -294,13 +313,13 @@ impl Uploader {
         }
         let expiry = self.asked.values().map(|asked| asked.deadline).min();
         let sweep = self.sweeps.iter().map(|(at, _)| *at).min();
-        let object = self.object.as_ref().filter(|_| self.finishing.is_none());
+        let object = self.object.as_ref().filter(|_| self.finishing.len() < FINISHING_MAX);
         let stale = object.map(|object| object.opened_at + OBJECT_OPEN_MAX);
         [self.retry_at, self.decide_at, expiry, sweep, stale].into_iter().flatten().min()
     }
 
     fn idle(&self) -> bool {
-        self.asked.is_empty() && self.finishing.is_none() && self.cut.is_none() && self.due.is_none()
+        self.asked.is_empty() && self.finishing.is_empty() && self.cut.is_none() && self.due.is_none()
     }
 
     fn take(&mut self, event: Event, now: Instant) {
@@ -324,9 +343,11 @@ impl Uploader {
             }
             Event::Lost { logs } => self.lost.extend(logs),
             Event::ReaderGone { device } => self.parts.custody.release_segments(device),
-            Event::WriterOpened => self.writers_open += 1,
+            Event::WriterOpened { log } => {
+                self.writers.insert(log);
+            }
             Event::WriterClosed { device, log, synced } => {
-                self.writers_open -= 1;
+                self.writers.remove(&log);
                 self.parts.custody.close(device, log, synced);
                 self.tidy = true;
             }
@@ -398,16 +419,16 @@ impl Uploader {
         }
         if self.due.is_none() {
             self.decide_at = None;
-            match self.checkpoints.decide(now, self.writers_open) {
+            match self.checkpoints.decide(now, &self.writers) {
                 Decision::Idle => {}
                 Decision::Wait(until) => self.decide_at = Some(until),
                 Decision::Cut(cut) => self.due = Some(cut),
             }
         }
-        if self.finishing.is_some() {
+        if self.finishing.len() >= FINISHING_MAX {
             return false;
         }
-        if self.object.as_ref().is_some_and(|object| self.is_full(object, now)) {
+        if self.object.as_ref().is_some_and(|object| self.is_full(object, now) || self.is_passed(object)) {
             let nobody = Cut { ends: vec![None; self.parts.queue.devices()], requests: Vec::new() };
             self.finish(nobody, None, tracing::Span::none(), now);
             return true;
@@ -442,7 +463,8 @@ impl Uploader {
             self.due = (!rest.requests.is_empty()).then_some(rest);
             return Some(cut);
         }
-        if self.retry_at.is_some() || !self.parts.custody.is_pressed() {
+        // One at a time: the next one is for what has come until this one has made its room.
+        if self.retry_at.is_some() || !self.finishing.is_empty() || !self.parts.custody.is_pressed() {
             return None;
         }
         // Nobody else makes room; what is due may wait for a block that waits for it.
@@ -478,6 +500,14 @@ impl Uploader {
         now.saturating_duration_since(object.opened_at) >= OBJECT_OPEN_MAX
             || !object.footer.fits(RUNS_PER_PART_MAX)
             || object.footer.parts_len() >= self.object_bytes_max
+    }
+
+    /// Whether earlier blocks than the object's came back to the queue: within an object they stand in their order.
+    fn is_passed(&self, object: &OpenObject) -> bool {
+        (0..self.parts.queue.devices()).any(|device| {
+            let last = object.blocks.iter().rev().find(|block| block.device == device);
+            last.is_some_and(|last| self.parts.queue.first_number(device) < last.number)
+        })
     }
 
     /// Until when somebody waits for an object that holds what these requests need.
@@ -549,10 +579,11 @@ impl Uploader {
         true
     }
 
-    /// Nothing is to be sent: what was asked for is in objects already.
+    /// Nothing is to be sent: what was asked for is in earlier objects.
     fn nothing_new(&mut self, cut: Cut, now: Instant) {
         self.tidy = true;
-        self.answer(cut.requests, "of an earlier checkpoint", now);
+        self.sent(cut.requests, self.objects_made);
+        self.answer_sent(now);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::device::{Budget, Device};
 use crate::error::OpenError;
 use crate::ledger::LedgerJournal;
 use crate::options::Options;
-use crate::queue::{Queue, Source};
+use crate::queue::{BlockRange, Queue, Source};
 use crate::recovered::RecoveredLog;
 use crate::retention::Retention;
 use crate::spill::{Spiller, SpillerParts};
@@ -94,8 +94,21 @@ pub(super) fn build(
             unreleased: Vec::new(),
         });
         found.push(ledger.read(|state| recovered.logs(state)));
+        let apart = ledger.read(|state| {
+            let is_ahead = |range: &BlockRange| {
+                state.logs().get(&range.log).is_some_and(|log| log.is_ahead(range.first, range.end))
+            };
+            let apart = recovered.blocks.iter().filter(|block| block.ranges.iter().any(is_ahead));
+            apart.map(|block| block.number).collect()
+        });
         let blocks = VecDeque::from(recovered.blocks);
-        sources.push(Source { files: Arc::clone(&files), directory: path.clone(), blocks, next_number });
+        sources.push(Source {
+            files: Arc::clone(&files),
+            directory: path.clone(),
+            blocks,
+            apart,
+            next_number,
+        });
         fixed.push(Site { path, files, ledger, engine, readers });
         devices.push(device);
     }

@@ -41,6 +41,27 @@ impl LogState {
             if extent.first <= covered { covered.max(extent.end) } else { covered }
         })
     }
+
+    /// The first changes from `from` on that are neither truncated nor in a completed object: up to the next one that is, or
+    /// without an end.
+    #[must_use]
+    pub fn missing_from(&self, from: SequenceNumber) -> Range<SequenceNumber> {
+        let mut start = from.max(self.truncated);
+        for extent in &self.extents[self.extents.partition_point(|extent| extent.end <= start)..] {
+            if extent.first > start {
+                return start..extent.first;
+            }
+            start = extent.end;
+        }
+        start..SequenceNumber(u64::MAX)
+    }
+
+    /// Whether an object holds some of the changes `[first, end)`, and earlier ones are in none.
+    #[must_use]
+    pub fn is_ahead(&self, first: SequenceNumber, end: SequenceNumber) -> bool {
+        let covered = self.covered();
+        self.extents.iter().any(|extent| extent.first > covered && extent.first < end && extent.end > first)
+    }
 }
 
 /// The changes `[first, end)` of a log in one object.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tidelog_upload::StoreError;
 
-use super::{Asked, BucketIndex, Cut, Event, Holding, RETRY_DELAY_MAX, Uploader};
+use super::{Asked, BucketIndex, Cut, Event, Holding, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Sent, Uploader};
 use crate::checkpoint::{Request, RequestId};
 use crate::device::lock;
 use crate::error::PersistError;
@@ -36,6 +36,7 @@ impl Uploader {
         for cut in self.due.iter_mut().chain(&mut self.cut).chain(finishing) {
             cut.requests.retain(|(id, _)| !expired.contains(id));
         }
+        self.sent.retain(|sent| !expired.contains(&sent.id));
         self.due.take_if(|due: &mut Cut| due.requests.is_empty());
     }
 
@@ -99,26 +100,50 @@ impl Uploader {
         }
     }
 
-    /// Gives the handles, to those whose directory has durably recorded what they name.
-    pub(super) fn answer(&mut self, requests: Vec<(RequestId, Request)>, object: &str, now: Instant) {
-        for (id, request) in requests {
+    /// All blocks of these requests have left the queue, into objects with numbers up to `last`.
+    pub(super) fn sent(&mut self, requests: Vec<(RequestId, Request)>, last: u64) {
+        self.sent.extend(requests.into_iter().map(|(id, request)| Sent { id, request, last }));
+    }
+
+    /// Answers who has all in complete objects. Those of whose objects one failed join the next object, once the others are
+    /// known.
+    pub(super) fn answer_sent(&mut self, now: Instant) {
+        for Sent { id, request, last } in std::mem::take(&mut self.sent) {
             let ledger = &self.parts.custody.holdings[request.device].ledger;
-            let recorded = ledger.settle().map_err(|source| PersistError::Manifest {
-                object: object.to_owned(),
+            let is_lost = self.lost.get(&request.log).is_some_and(|from| *from < request.to);
+            if is_lost || ledger.covers(&request) {
+                self.answer(id, &request, now);
+            } else if self.finishing.iter().any(|finishing| finishing.number <= last) {
+                self.sent.push(Sent { id, request, last });
+            } else if self.first_pending(request.device) < request.end.unwrap_or(0) {
+                let again_at = self.retry_at.unwrap_or(now + RETRY_DELAY_MIN);
+                self.checkpoints.ask_again(id, request, again_at);
+            } else {
+                // Nothing is on its way that could mend it: the answer says what is missing.
+                self.answer(id, &request, now);
+            }
+        }
+    }
+
+    /// Gives the handle, if the directory has durably recorded what it names.
+    fn answer(&mut self, id: RequestId, request: &Request, now: Instant) {
+        let ledger = &self.parts.custody.holdings[request.device].ledger;
+        let recorded = || {
+            ledger.settle().map_err(|source| PersistError::Manifest {
+                object: format!("of log {}", request.log),
                 source: Arc::new(source),
-            });
-            let whole = match self.lost.get(&request.log) {
-                Some(&from) if from < request.to => Err(PersistError::Lost { log: request.log, from }),
-                _ => recorded,
-            };
-            let handle = whole.and_then(|()| ledger.handle(&request));
-            if handle.is_ok() {
-                let seconds = now.saturating_duration_since(request.asked_at).as_secs_f64();
-                metrics::histogram!("tidelog_persist_seconds").record(seconds);
-            }
-            if let Some(Asked { resolver, .. }) = self.asked.remove(&id) {
-                resolver.resolve(handle);
-            }
+            })
+        };
+        let handle = match self.lost.get(&request.log) {
+            Some(&from) if from < request.to => Err(PersistError::Lost { log: request.log, from }),
+            _ => recorded().and_then(|()| ledger.handle(request)),
+        };
+        if handle.is_ok() {
+            let seconds = now.saturating_duration_since(request.asked_at).as_secs_f64();
+            metrics::histogram!("tidelog_persist_seconds").record(seconds);
+        }
+        if let Some(Asked { resolver, .. }) = self.asked.remove(&id) {
+            resolver.resolve(handle);
         }
     }
 
@@ -127,8 +152,9 @@ impl Uploader {
         let in_flight = |log: LogId| {
             let finishing = self.finishing.iter().map(|finishing| &finishing.cut);
             let cuts = self.due.iter().chain(&self.cut).chain(finishing);
-            let requests = cuts.flat_map(|cut| &cut.requests).filter(|(_, request)| request.log == log);
-            requests.map(|(_, request)| request.from).min()
+            let sent = self.sent.iter().map(|sent| &sent.request);
+            let requests = cuts.flat_map(|cut| &cut.requests).map(|(_, request)| request).chain(sent);
+            requests.filter(|request| request.log == log).map(|request| request.from).min()
         };
         let needed_from = |log: LogId| match (self.checkpoints.needed_from(log), in_flight(log)) {
             (Some(waiting), Some(flying)) => Some(waiting.min(flying)),
@@ -176,8 +202,8 @@ impl Uploader {
             tracing::warn!(%error, "a manifest cannot be written; what is not needed stays until it can");
         })?;
         for device in 0..self.unrecorded.len() {
-            if let Some(end) = self.unrecorded[device].take() {
-                self.parts.custody.settle(device, end);
+            if std::mem::take(&mut self.unrecorded[device]) {
+                self.parts.custody.settle(device, self.first_pending(device));
             } else {
                 self.parts.custody.release_segments(device);
             }
@@ -185,21 +211,23 @@ impl Uploader {
         Ok(())
     }
 
-    /// Drops blocks of which nothing is needed from the front, while no object holds earlier ones.
+    /// Drops blocks of which nothing is needed from the front.
     pub(super) fn settle_front(&mut self) {
-        if self.object.is_some() || self.finishing.is_some() {
-            return;
-        }
         for device in 0..self.parts.queue.devices() {
-            if self.unrecorded[device].is_some() {
-                continue;
-            }
             let custody = &self.parts.custody;
-            let settled = self.parts.queue.drop_front(device, |block| custody.needs(block));
-            if let Some(number) = settled {
-                self.parts.custody.settle(device, number);
+            let dropped = self.parts.queue.drop_front(device, |block| custody.needs(block));
+            if dropped && !self.unrecorded[device] {
+                self.parts.custody.settle(device, self.first_pending(device));
             }
         }
+    }
+
+    /// The number of a device's first block that is not through: it waits, or is in an object that is not complete.
+    pub(super) fn first_pending(&self, device: usize) -> u64 {
+        let finishing = self.finishing.iter().map(|finishing| &finishing.blocks);
+        let blocks = self.object.iter().map(|object| &object.blocks).chain(finishing).flatten();
+        let numbers = blocks.filter(|block| block.device == device).map(|block| block.number);
+        numbers.fold(self.parts.queue.first_number(device), u64::min)
     }
 }
 

@@ -28,6 +28,8 @@ const PUTS_PER_BUDGET: u64 = 32;
 
 /// An object that gets parts.
 pub(super) struct OpenObject {
+    /// Grows from object to object.
+    pub(super) number: u64,
     pub(super) name: String,
     pub(super) token: u64,
     /// It holds changes of directories out of service, and of no others.
@@ -45,6 +47,8 @@ pub(super) struct OpenObject {
 
 /// An object that waits for its commit.
 pub(super) struct Finishing {
+    /// Grows from object to object.
+    pub(super) number: u64,
     pub(super) cut: Cut,
     pub(super) name: String,
     pub(super) token: u64,
@@ -87,7 +91,12 @@ impl Uploader {
             };
             let custody = &self.parts.custody;
             let lost = |log: LogId| self.lost.get(&log).copied().unwrap_or(SequenceNumber(u64::MAX));
-            let mut kept = |log: LogId| custody.keep_from(device_of(log), log)..lost(log);
+            let mut kept = |log: LogId| {
+                let ranges = blocks.iter().flat_map(|block| &block.ranges).filter(|range| range.log == log);
+                let first = ranges.map(|range| range.first).min().unwrap_or_default();
+                let kept = custody.kept(device_of(log), log, first);
+                kept.start..kept.end.min(lost(log))
+            };
             let part_id = PartId { token, index };
             let part = self
                 .assembler
@@ -108,10 +117,7 @@ impl Uploader {
             }
         };
         if part.runs.is_empty() && self.object.is_none() {
-            for block in &blocks {
-                let unrecorded = &mut self.unrecorded[block.device];
-                *unrecorded = (*unrecorded).max(Some(block.number + 1));
-            }
+            blocks.iter().for_each(|block| self.unrecorded[block.device] = true);
             // What fails is tried again.
             let _ = self.settle_recorded();
             return Ok(None);
@@ -146,7 +152,8 @@ impl Uploader {
 
     /// Opens an object that begins with blocks of `device`.
     fn open_object(&mut self, token: u64, device: usize, now: Instant) -> Result<(), PersistError> {
-        let name = object_name(&self.parts.options, self.objects_made, token);
+        let number = self.objects_made;
+        let name = object_name(&self.parts.options, number, token);
         self.objects_made += 1;
         let buckets = self.parts.buckets.clone();
         let opened = ManifestRecord::UploadOpened { buckets, object: name.clone(), token };
@@ -159,6 +166,7 @@ impl Uploader {
             .record(vec![opened])
             .map_err(|source| PersistError::Manifest { object: name.clone(), source: Arc::new(source) })?;
         self.object = Some(OpenObject {
+            number,
             upload: self.parts.driver.upload(&name, None),
             name,
             token,
@@ -217,7 +225,7 @@ impl Uploader {
     pub(super) fn finish(&mut self, cut: Cut, part: Option<Bytes>, span: tracing::Span, now: Instant) {
         self.want(&cut.requests);
         let object = self.object.take().expect("there is something to finish");
-        let OpenObject { name, token, detached, upload, footer, blocks, ranges, .. } = object;
+        let OpenObject { number, name, token, detached, upload, footer, blocks, ranges, .. } = object;
         span.record("object", &name);
         let encoded = Bytes::from(footer.encode());
         let start = footer.parts_len();
@@ -237,7 +245,8 @@ impl Uploader {
             },
         );
         let object_bytes = footer_range.end;
-        self.finishing = Some(Finishing {
+        self.finishing.push_back(Finishing {
+            number,
             cut,
             name,
             token,
@@ -251,10 +260,19 @@ impl Uploader {
             started_at: now,
             span,
         });
+        self.tell_committing();
+    }
+
+    fn tell_committing(&self) {
+        metrics::gauge!("tidelog_objects_committing").set(self.finishing.len() as f64);
     }
 
     pub(super) fn completed(&mut self, token: u64, outcome: Result<Placement, StoreError>, now: Instant) {
-        let Some(finishing) = self.finishing.take_if(|finishing| finishing.token == token) else { return };
+        let Some(index) = self.finishing.iter().position(|finishing| finishing.token == token) else {
+            return;
+        };
+        let finishing = self.finishing.remove(index).expect("it was just seen");
+        self.tell_committing();
         let _entered = finishing.span.clone().entered();
         self.tidy = true;
         self.bytes_out -= finishing.tail_bytes;
@@ -310,6 +328,7 @@ impl Uploader {
     /// Records a proven object, and answers who waited for it.
     fn commit(&mut self, finishing: Finishing, pieces: Vec<Piece>, now: Instant) {
         let Finishing {
+            number,
             cut,
             name,
             token,
@@ -321,13 +340,8 @@ impl Uploader {
             started_at,
             ..
         } = finishing;
-        let mut ends: Vec<Option<u64>> = vec![None; self.parts.queue.devices()];
-        for block in &blocks {
-            let end = &mut ends[block.device];
-            *end = (*end).max(Some(block.number + 1));
-        }
         self.failures = 0;
-        for (device, end) in ends.iter().enumerate() {
+        for device in 0..self.parts.queue.devices() {
             let own: Vec<LogRange> = ranges
                 .values()
                 .filter(|(at, _)| *at == device)
@@ -339,7 +353,7 @@ impl Uploader {
                 token,
                 pieces: pieces.clone(),
                 footer: footer_range.clone(),
-                blocks_end: end.unwrap_or(self.parts.custody.holdings[device].retention.settled()),
+                blocks_end: self.first_pending(device),
                 ranges: Vec::new(),
             };
             if let Err(error) = self.parts.custody.complete(device, &object, &own) {
@@ -349,9 +363,7 @@ impl Uploader {
                 self.retry_at = Some(now + RETRY_DELAY_MAX);
             }
         }
-        for (unrecorded, end) in self.unrecorded.iter_mut().zip(ends) {
-            *unrecorded = (*unrecorded).max(end);
-        }
+        blocks.iter().for_each(|block| self.unrecorded[block.device] = true);
         // What fails is tried again.
         let _ = self.settle_recorded();
         metrics::counter!("tidelog_objects_completed_total").increment(1);
@@ -364,7 +376,8 @@ impl Uploader {
             pieces = pieces.len(),
             "object complete"
         );
-        self.answer(cut.requests, &name, now);
+        self.sent(cut.requests, number);
+        self.answer_sent(now);
     }
 
     /// The open object failed: its blocks wait for the next one, and so does who waits for it.
@@ -415,15 +428,17 @@ impl Uploader {
         self.retry_at = Some(again_at);
         if permanent {
             self.answer_all(requests, &error);
-            return;
-        }
-        let error = Arc::new(error);
-        for (id, request) in requests {
-            if let Some(asked) = self.asked.get_mut(&id) {
-                asked.last = Some(Arc::clone(&error));
-                self.checkpoints.ask_again(id, request, again_at);
+        } else {
+            let error = Arc::new(error);
+            for (id, request) in requests {
+                if let Some(asked) = self.asked.get_mut(&id) {
+                    asked.last = Some(Arc::clone(&error));
+                    self.checkpoints.ask_again(id, request, again_at);
+                }
             }
         }
+        // Some may wait for what this one was to hold.
+        self.answer_sent(now);
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
 
 use bytes::Bytes;
-use tidelog_io::sim::SimWorld;
+use tidelog_io::sim::{SimRng, SimWorld};
 use tidelog_upload::sim::SimStore;
 use tidelog_upload::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Store,
@@ -15,12 +17,70 @@ use tidelog_upload::{
 
 use crate::machine::Plant;
 
+/// Lets commits wait, some of them, until time has passed.
+#[derive(Default)]
+pub struct Slow(Mutex<SlowState>);
+
+#[derive(Default)]
+struct SlowState {
+    now: u64,
+    /// Of a thousand commits, how many wait.
+    per_mille: u16,
+    random: Option<SimRng>,
+    waiting: Vec<Waker>,
+}
+
+impl Slow {
+    /// How long a commit may take.
+    const MICROS_MAX: u64 = 3_000_000;
+
+    pub fn set(&self, per_mille: u16, seed: u64) {
+        let mut state = self.0.lock().unwrap();
+        (state.per_mille, state.random) = (per_mille, Some(SimRng::new(seed)));
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.0.lock().unwrap().per_mille > 0
+    }
+
+    /// Time has passed.
+    pub fn pass(&self, now: u64) {
+        let waiting = {
+            let mut state = self.0.lock().unwrap();
+            state.now = now;
+            std::mem::take(&mut state.waiting)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    async fn wait(&self) {
+        let until = {
+            let SlowState { now, per_mille, random, .. } = &mut *self.0.lock().unwrap();
+            let Some(random) = random else { return };
+            if !random.chance(*per_mille) {
+                return;
+            }
+            *now + random.below(Slow::MICROS_MAX)
+        };
+        poll_fn(|context| {
+            let mut state = self.0.lock().unwrap();
+            if state.per_mille == 0 || state.now >= until {
+                return Poll::Ready(());
+            }
+            state.waiting.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
 /// A bucket. When a directory's scheduled crash has struck, the process does nothing more to it either.
 #[derive(Clone)]
 pub struct Bucket {
     pub store: SimStore,
     pub worlds: Vec<SimWorld>,
     pub plant: Option<Plant>,
+    pub slow: Arc<Slow>,
     /// Tells what it is asked.
     pub verbose: bool,
 }
@@ -85,6 +145,7 @@ impl Store for Bucket {
         lane: Lane,
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
         Box::pin(async move {
+            self.slow.wait().await;
             self.look();
             let tag = self.tell(Operation::Put, name, self.store.put(name, body, lane).await)?;
             self.spoil(name);
@@ -124,6 +185,7 @@ impl Store for Bucket {
         parts: &'a [UploadedPart],
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
         Box::pin(async move {
+            self.slow.wait().await;
             self.look();
             let outcome = self.store.complete(upload, parts).await;
             let tag = self.tell(Operation::Complete, upload.name, outcome)?;

@@ -262,7 +262,9 @@ impl History {
                 say!(self, "close failed: {error}");
                 let faults = self.machine.disk_faults() + self.machine.store_faults();
                 let local = matches!(error, CloseError::Local(_));
-                let explained = faults > 0 || self.may_be_full() || self.held || self.machine.is_down();
+                let slow = self.machine.slow.is_on();
+                let explained =
+                    faults > 0 || slow || self.may_be_full() || self.held || self.machine.is_down();
                 assert!(
                     explained && (!local || self.machine.is_sick()),
                     "close failed for no reason: {error}"

@@ -13,7 +13,7 @@ use tidelog_io::sim::{Crash, Fault, SimRng, SimWorld};
 use tidelog_upload::sim::SimStore;
 use tidelog_upload::{Capabilities, HedgeOptions, Parts, Store, UploadOptions};
 
-use crate::bucket::{Bucket, Contents};
+use crate::bucket::{Bucket, Contents, Slow};
 
 /// What the network has lost sight of has arrived by then.
 const LATE_MICROS_MAX: u64 = 4_000_000;
@@ -159,6 +159,7 @@ pub struct Machine {
     pub worlds: Vec<SimWorld>,
     pub stores: Vec<SimStore>,
     pub readings: Arc<Readings>,
+    pub slow: Arc<Slow>,
     plant: Option<Plant>,
     random: SimRng,
     /// Tells what the buckets are asked.
@@ -184,6 +185,7 @@ impl Machine {
             deaths: 0,
             dead: false,
             readings: Arc::default(),
+            slow: Arc::default(),
             plant,
             random,
             started_at: Instant::now(),
@@ -204,8 +206,9 @@ impl Machine {
             .map(|world| (world.files(), Box::new(world.disk(depth, durability)) as Box<_>))
             .collect();
         let bucket = |store: &SimStore| {
-            let (store, worlds) = (store.clone(), self.worlds.clone());
-            Arc::new(Bucket { store, worlds, plant: self.plant, verbose: self.verbose }) as Arc<dyn Store>
+            let (store, worlds, slow) = (store.clone(), self.worlds.clone(), Arc::clone(&self.slow));
+            Arc::new(Bucket { store, worlds, plant: self.plant, slow, verbose: self.verbose })
+                as Arc<dyn Store>
         };
         let stores = self.stores.iter().map(bucket).collect();
         let (started_at, micros) = (self.started_at, Arc::clone(&self.micros));
@@ -225,6 +228,7 @@ impl Machine {
     pub fn pass(&self, time: Duration) {
         let time = time.as_micros() as u64;
         let before = self.micros.fetch_add(time, Ordering::Relaxed);
+        self.slow.pass(before + time);
         if before / LATE_MICROS_MAX != (before + time) / LATE_MICROS_MAX {
             self.stores.iter().for_each(SimStore::settle);
         }
@@ -320,6 +324,7 @@ impl Machine {
 
     pub fn heal(&mut self) {
         self.dead = false;
+        self.slow.set(0, 0);
         for store in &self.stores {
             store.heal();
             store.settle();
@@ -349,6 +354,9 @@ struct Count(Arc<Readings>, String);
 
 struct Sick(Arc<Readings>, String);
 
+/// Two objects that wait for their commits at once.
+struct Overlap(Arc<Readings>);
+
 impl CounterFn for Count {
     fn increment(&self, value: u64) {
         *self.0.counters.lock().unwrap().entry(self.1.clone()).or_default() += value;
@@ -371,6 +379,18 @@ impl GaugeFn for Sick {
     }
 }
 
+impl GaugeFn for Overlap {
+    fn increment(&self, _: f64) {}
+
+    fn decrement(&self, _: f64) {}
+
+    fn set(&self, value: f64) {
+        if value > 1.0 {
+            *self.0.counters.lock().unwrap().entry("objects overlap".to_owned()).or_default() += 1;
+        }
+    }
+}
+
 impl Recorder for Meter {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
@@ -385,11 +405,14 @@ impl Recorder for Meter {
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        if key.name() != "tidelog_local_tier_failed" {
-            return Gauge::noop();
+        match key.name() {
+            "tidelog_local_tier_failed" => {
+                let directory = key.labels().map(|label| label.value().to_owned()).collect();
+                Gauge::from_arc(Arc::new(Sick(Arc::clone(&self.0), directory)))
+            }
+            "tidelog_objects_committing" => Gauge::from_arc(Arc::new(Overlap(Arc::clone(&self.0)))),
+            _ => Gauge::noop(),
         }
-        let directory = key.labels().map(|label| label.value().to_owned()).collect();
-        Gauge::from_arc(Arc::new(Sick(Arc::clone(&self.0), directory)))
     }
 
     fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {

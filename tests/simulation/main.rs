@@ -27,7 +27,7 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 23] = [
+const SEEN: [&str; 24] = [
     "bucket fault abort",
     "bucket fault complete",
     "bucket fault create",
@@ -47,6 +47,7 @@ const SEEN: [&str; 23] = [
     "disk fault ShortWrite",
     "disk fault StuckWrite",
     "disk fault WriteError",
+    "objects overlap",
     "tidelog_local_high_water_total",
     "tidelog_segments_acquired_total recycled",
     "tidelog_segments_quarantined_total",

@@ -291,9 +291,16 @@ impl Faulty {
             if history.rng.chance(100) {
                 history.machine.kill_bucket(index);
             }
+            if history.rng.chance(300) {
+                let (per_mille, seed) = (200 + history.rng.below(800) as u16, history.rng.next_u64());
+                history.machine.slow.set(per_mille, seed);
+            }
             for operation in CHANGES {
                 // What is seldom asked must fail often to be seen failing.
-                let seldom = matches!(operation, Operation::Abort | Operation::Head | Operation::ListParts);
+                let seldom = matches!(
+                    operation,
+                    Operation::Abort | Operation::Complete | Operation::Head | Operation::ListParts
+                );
                 if history.rng.chance(if seldom { 900 } else { 400 }) {
                     let mut chance = || history.rng.below(250) as f64 / 1000.0;
                     let (before, after, late, throttled) = (chance(), chance(), chance(), chance());

@@ -160,6 +160,11 @@ impl Refusing {
         self.held.lock().unwrap().0 = true;
     }
 
+    /// What is sent to it from now on does not wait; what waits goes on waiting.
+    pub fn hold_no_more(&self) {
+        self.held.lock().unwrap().0 = false;
+    }
+
     /// Whether something waits.
     pub fn holds(&self) -> bool {
         !self.held.lock().unwrap().1.is_empty()

@@ -2,6 +2,7 @@
 
 mod guards;
 mod machine;
+mod overlap;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
