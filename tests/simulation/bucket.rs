@@ -39,8 +39,10 @@ impl Slow {
         (state.per_mille, state.random) = (per_mille, Some(SimRng::new(seed)));
     }
 
+    /// Whether a commit waits, or may.
     pub fn is_on(&self) -> bool {
-        self.0.lock().unwrap().per_mille > 0
+        let state = self.0.lock().unwrap();
+        state.per_mille > 0 || !state.waiting.is_empty()
     }
 
     /// Time has passed.
