@@ -18,7 +18,7 @@ use tidelog_upload::{Driver, DriverError, Pending, Runtime, StoreError, UploadId
 
 use crate::handle::ChangelogHandle;
 use crate::manifest::{ManifestError as RecordError, ManifestState};
-use crate::uploader::{OBJECT_OPEN_MAX, name_hash};
+use crate::uploader::{CANARY, OBJECT_OPEN_MAX, name_hash};
 
 const ONLY: BucketIndex = BucketIndex(0);
 /// A changelog has completed or given up what it began long before that, as nothing is open longer than half of it.
@@ -299,7 +299,15 @@ impl Sweeper {
         let Some(live) = &self.live else { return Ok(plan) };
         let objects = answer(|done| self.driver.list(ONLY, &self.prefix, done))?;
         let foreign = self.foreign(objects.iter().map(|object| &*object.name));
-        let uploads = plan.strays.len();
+        for canary in objects.iter().filter(|object| self.is_canary(&object.name)) {
+            // It is there for moments, and its owner does not miss it.
+            let age = age(canary.modified, now);
+            if age.is_ok_and(|age| age >= self.min_age) {
+                let kind = StrayKind::Object { bytes: canary.bytes };
+                plan.strays.push(Stray { name: canary.name.clone(), kind, age: age.ok() });
+            }
+        }
+        let others = plan.strays.len();
         for object in &objects {
             let Some(of) = self.object_of(&object.name, &foreign) else { continue };
             let age = age(object.modified, now);
@@ -316,7 +324,7 @@ impl Sweeper {
             };
             *plan.kept.entry(why).or_default() += 1;
         }
-        let objects = plan.strays.len() - uploads;
+        let objects = plan.strays.len() - others;
         if live.handles > 0 && objects > 0 && !plan.kept.contains_key(&Kept::Live) {
             let (bucket, handles) = (self.url.clone(), live.handles);
             return Err(SweepError::ForeignHandles { bucket, handles, objects });
@@ -358,6 +366,16 @@ impl Sweeper {
         is_own.then_some(place.object)
     }
 
+    /// Whether a changelog of the prefix and the group wrote it to see whether the bucket works.
+    fn is_canary(&self, name: &str) -> bool {
+        let Some((group, last)) = name.strip_prefix(&self.prefix).and_then(|name| name.split_once('/'))
+        else {
+            return false;
+        };
+        let is_own = self.group.as_ref().is_none_or(|wanted| wanted == group);
+        is_own && last.strip_prefix(CANARY).is_some_and(|owner| owner.len() == 16 && is_hexadecimal(owner))
+    }
+
     /// The folders that could be named by a hash and are not: a name in them has another one. They are prefixes of other
     /// changelogs.
     fn foreign<'a>(&self, names: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
@@ -387,6 +405,10 @@ fn answer<T: Send + 'static>(
     Ok(pending.wait().map_err(|_| SweepError::Closed)??)
 }
 
+fn is_hexadecimal(text: &str) -> bool {
+    text.bytes().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 /// A name without its folders.
 fn last(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
@@ -412,14 +434,13 @@ impl<'a> Place<'a> {
             folder.split_once('/').map_or((None, folder), |(hash, group)| (Some(hash), group));
         let object = last.split_once('.').map_or(last, |(stem, _)| stem);
         let (number, token) = object.split_once('-')?;
-        let hexadecimal = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
         let sound = !group.is_empty()
             && !group.contains('/')
-            && hash.is_none_or(|hash| hash.len() == 2 && hash.bytes().all(hexadecimal))
+            && hash.is_none_or(|hash| hash.len() == 2 && is_hexadecimal(hash))
             && number.len() >= 8
             && number.bytes().all(|c| c.is_ascii_digit())
             && token.len() == 16
-            && token.bytes().all(hexadecimal)
+            && is_hexadecimal(token)
             && last[object.len()..].bytes().all(|c| c.is_ascii_digit() || matches!(c, b'.' | b'w'));
         let has_its_hash = || hash.is_none_or(|hash| hash == name_hash(&format!("{group}/{object}")));
         sound.then(|| Place { object, group, hash, has_its_hash: has_its_hash() })

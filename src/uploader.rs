@@ -38,7 +38,7 @@ use crate::queue::{LocalBlock, Queue, Scratch};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 use buffers::PartBuffers;
-pub(crate) use object::name_hash;
+pub(crate) use object::{CANARY, canary_name, name_hash};
 use object::{Finishing, OpenObject};
 
 /// The pause after a failed object, doubled with each that fails after it.

@@ -20,7 +20,7 @@ use crate::queue::{BlockRange, Queue, Source};
 use crate::recovered::RecoveredLog;
 use crate::retention::Retention;
 use crate::spill::{Spiller, SpillerParts};
-use crate::uploader::{Uploader, UploaderParts};
+use crate::uploader::{Uploader, UploaderParts, canary_name};
 
 pub(super) type Built = (Arc<Core>, Vec<RecoveredLog>, Vec<Spiller>, Uploader);
 
@@ -44,6 +44,9 @@ pub(super) fn build(
     let mut sources = Vec::new();
     let mut fixed = Vec::new();
     let mut found = Vec::new();
+    if let Some(site) = sites.first() {
+        driver.name_canaries(canary_name(&options, site.directory_id));
+    }
     for (index, site) in sites.into_iter().enumerate() {
         let OpenSite { path, files, disk, arena, directory_id, ledger, recovered, known, next_epoch } = site;
         let engine = disk.info();

@@ -157,6 +157,24 @@ fn what_a_handle_or_a_directory_names_is_spared() {
     assert_eq!(plan(&outer.directory(dir.path().join("known")).unwrap(), later), [""; 0]);
 }
 
+#[test]
+fn a_canary_that_nobody_took_home_is_stray() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = crate::uploader::canary_name(&Options::new("memory://", "/d").name_prefix("jobs"), 7);
+    std::fs::create_dir_all(dir.path().join(&name).parent().unwrap()).unwrap();
+    for name in [&name, &format!("{name}0"), "jobs/tidelog/canary-of-mine"] {
+        std::fs::write(dir.path().join(name), "tweet").unwrap();
+    }
+    let bucket = format!("file://{}", dir.path().display());
+    let sweeper = |prefix: &str| Sweeper::open(&bucket).unwrap().prefix(prefix).live_handles(&[]);
+    let (now, later) = (SystemTime::now(), SystemTime::now() + 2 * ALIVE_MAX);
+    let plan = |sweeper: Sweeper, now| names(&sweeper.plan(now).unwrap());
+    assert_eq!(plan(sweeper("jobs"), now), [""; 0], "it may fly");
+    assert_eq!(plan(sweeper("jobs"), later), [name]);
+    assert_eq!(plan(sweeper("jobs").group("others"), later), [""; 0]);
+    assert_eq!(plan(sweeper(""), later), [""; 0], "it is of another prefix");
+}
+
 fn names(plan: &SweepPlan) -> Vec<String> {
     plan.strays.iter().map(|stray| stray.name.clone()).collect()
 }

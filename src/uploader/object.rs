@@ -495,6 +495,16 @@ fn object_name(options: &Options, number: u64, token: u64) -> String {
     path + &name
 }
 
+/// How the names of canaries begin, in the folder of the group.
+pub(crate) const CANARY: &str = "canary-";
+
+/// `[prefix/]group/canary-owner`: where objects are, so that who may write those may write it.
+pub(crate) fn canary_name(options: &Options, owner: u64) -> String {
+    let prefix = &options.name_prefix;
+    let slash = if prefix.is_empty() { "" } else { "/" };
+    format!("{prefix}{slash}{}/{CANARY}{owner:016x}", options.group)
+}
+
 /// Two hexadecimal characters that spread names `group/number-token`.
 pub(crate) fn name_hash(name: &str) -> String {
     format!("{:02x}", XxHash3_64::oneshot(name.as_bytes()) as u8)
@@ -503,6 +513,14 @@ pub(crate) fn name_hash(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn canaries_fly_where_objects_are() {
+        let options = Options::new("memory://", "/d").group("orders");
+        assert_eq!(canary_name(&options, 0x5f), "orders/canary-000000000000005f");
+        let options = options.name_prefix("team/flink").hash_prefix(true);
+        assert_eq!(canary_name(&options, 0x5f), "team/flink/orders/canary-000000000000005f");
+    }
 
     #[test]
     fn names_are_made_of_prefix_hash_group_number_and_token() {

@@ -1,11 +1,13 @@
 //! Whole histories of a changelog in one thread: simulated disks, simulated bucket, virtual time, crashes.
 //!
 //! `TIDELOG_HISTORIES` says how many random histories to run, `TIDELOG_FIRST_SEED` which is the first. `TIDELOG_SEED` runs
-//! one of them, and tells what happens in it. Everything in a history follows from its seed.
+//! one of them, and tells what happens in it. Everything in a history follows from its seed. `TIDELOG_CHECKPOINTS` is the
+//! length of the long life.
 
 mod bucket;
 mod crash_points;
 mod history;
+mod long_life;
 mod machine;
 mod model;
 mod random;
@@ -18,6 +20,8 @@ use tidelog_io::sim::Crash;
 
 /// How many random histories are run if nothing else is said.
 const HISTORIES: u64 = 1_000;
+/// How long the long life is if nothing else is said.
+const CHECKPOINTS: u64 = 10_000;
 /// Seeds beyond those that found a mistake once: run in any case. A change of what histories are made of makes others of
 /// them.
 const PAST_FAILURES: [u64; 6] = [1493, 1636, 2030, 4578, 5149, 13_446];
@@ -97,6 +101,11 @@ fn a_history_follows_from_its_seed() {
     for seed in 0..20 {
         assert_eq!(random::run(seed, None, false), random::run(seed, None, false), "history {seed}");
     }
+}
+
+#[test]
+fn a_long_life_leaves_nothing_behind() {
+    long_life::run(1, number("TIDELOG_CHECKPOINTS").unwrap_or(CHECKPOINTS));
 }
 
 #[test]

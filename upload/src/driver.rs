@@ -24,7 +24,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::metrics::SharedString;
@@ -255,6 +255,13 @@ impl Driver {
         self.core.policy_changed();
     }
 
+    /// How the tiny objects are called that show whether a bucket works again. They are written one at a time and removed at
+    /// once; a crash may leave one, which the next one with that name takes along. Said once, before anything is written:
+    /// else their name is `canary`.
+    pub fn name_canaries(&self, name: String) {
+        let _ = self.core.canary_name.set(name);
+    }
+
     /// An object to be written, that fails when it is not complete by `deadline`. No store hears of it before its bytes
     /// are there. `name` must be unique for ever: of what the writing may leave behind, all names start with it.
     #[must_use = "dropping an upload aborts it"]
@@ -323,6 +330,7 @@ impl Prepared {
             uploads_begun: AtomicU64::new(0),
             uploads: Mutex::default(),
             canaries: canary::Alarm::default(),
+            canary_name: OnceLock::new(),
             told: Mutex::new(told),
         });
         canary::start(&core);
@@ -359,6 +367,7 @@ struct Core {
     uploads_begun: AtomicU64,
     uploads: Mutex<BTreeMap<u64, Arc<Inbox>>>,
     canaries: canary::Alarm,
+    canary_name: OnceLock<String>,
     told: Mutex<Told>,
 }
 

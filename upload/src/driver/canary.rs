@@ -17,8 +17,8 @@ use crate::hedge::Canary;
 use crate::metrics;
 use crate::store::{Body, Lane, Operation};
 
-/// Where canaries fly: the rest of the name is random.
-const NAME_PREFIX: &str = "tidelog-canary-";
+/// How canaries are called if their owner did not say.
+const NAME: &str = "canary";
 
 /// What they carry.
 const BYTES: &[u8] = b"written by tidelog to see whether this bucket works; delete it if you like\n";
@@ -93,7 +93,8 @@ async fn wait(core: &Core) {
 
 async fn fly(core: &Core, canary: Canary) {
     let Canary { bucket, timeout } = canary;
-    let name = format!("{NAME_PREFIX}{:016x}", core.random_u64());
+    // Always the same: what one of them left behind, the next one takes along.
+    let name = core.canary_name.get().map_or(NAME, String::as_str).to_owned();
     let store = Arc::clone(core.store(bucket));
     let what = What { bucket, operation: Operation::Put, name: &name, bytes: BYTES.len() as u64 };
     let started = core.timers.now();
