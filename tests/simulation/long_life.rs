@@ -140,7 +140,7 @@ impl Job {
         self.before = changelog.recovered().to_vec();
         self.changelog = Some(changelog);
         for store in &self.machine.stores {
-            store.take_stats();
+            drop(store.take_stats());
         }
         self.memory.push(LIVE_BYTES.get());
         let create = |index| {
