@@ -507,7 +507,7 @@ fn canaries_bring_a_bucket_back() {
         .map(|bucket| {
             let (sick, canaries) = (Arc::clone(&sick), Arc::clone(&canaries));
             Trapped::new(SimStore::new(bucket as u64), move |operation, name, _| {
-                if operation == Operation::Put && name.starts_with("tidelog-canary-") {
+                if operation == Operation::Put && name.starts_with("canary") {
                     canaries.fetch_add(1, Ordering::Relaxed);
                 }
                 (operation == Operation::Put && sick.load(Ordering::Relaxed) == bucket).then_some(Trap::Never)
@@ -542,7 +542,7 @@ fn canaries_bring_a_bucket_back() {
     run_until(&driver, &time, || canaries.load(Ordering::Relaxed) > sent);
     assert_eq!(upload(), home);
     for store in &stores {
-        assert!(store.inner.objects().keys().all(|name| !name.starts_with("tidelog-canary-")));
+        assert!(store.inner.objects().keys().all(|name| !name.starts_with("canary")));
     }
 }
 
