@@ -1,5 +1,6 @@
 //! A machine in one thread and virtual time, and buckets that fail as they are told to.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -131,6 +132,8 @@ pub struct Refusing {
     pub forget: AtomicBool,
     /// Whether what is sent to it waits, and who does.
     held: Mutex<(bool, Vec<Waker>)>,
+    /// The names that were asked for something.
+    pub names: Mutex<BTreeSet<String>>,
     left: Mutex<Option<u64>>,
 }
 
@@ -141,6 +144,7 @@ impl Refusing {
             deny: AtomicBool::new(false),
             forget: AtomicBool::new(false),
             held: Mutex::default(),
+            names: Mutex::default(),
             left: Mutex::new(None),
         }
     }
@@ -176,6 +180,7 @@ impl Refusing {
     }
 
     async fn check(&self, operation: Operation, name: &str) -> Result<(), StoreError> {
+        self.names.lock().unwrap().insert(name.to_owned());
         poll_fn(|context| {
             let mut held = self.held.lock().unwrap();
             if held.0 {

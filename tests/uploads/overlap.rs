@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tidelog::{ChangelogHandle, KeyGroup, Options, PersistError, PersistFuture, SequenceNumber};
+use tidelog_io::sim::SimWorld;
 use tidelog_upload::{HedgeOptions, UploadOptions};
 
 use crate::machine::{Machine, SECOND, ZERO, writer};
@@ -77,6 +78,28 @@ fn parts_go_out_while_a_commit_hangs() {
     machine.within(&changelog, SECOND, hangs).expect("in time").unwrap();
     let handle = machine.within(&changelog, SECOND, writer.persist_durably(ZERO)).expect("in time").unwrap();
     assert_eq!(machine.values(&handle).len(), 201);
+}
+
+#[test]
+fn a_full_disk_is_made_room_on_by_one_object_at_a_time() {
+    let mut machine = Machine::new(1);
+    machine.worlds.push(SimWorld::new(8));
+    let changelog = machine.open(options(&machine).preemptive_upload(false).local_bytes(128 << 10));
+    let [mut full, mut other] = ["full", "other"].map(|name| writer(&changelog, name));
+    machine.stores[0].hold();
+    for _ in 0..100 {
+        while full.try_append(KeyGroup(1), &[7; 1000]).is_ok() {}
+        machine.pass(&changelog, SECOND / 10);
+    }
+    // Blocks come all the time, from another disk.
+    for _ in 0..10 {
+        other.append(KeyGroup(1), b"one").unwrap();
+        machine.pass(&changelog, SECOND / 10);
+    }
+    let names = machine.stores[0].names.lock().unwrap().clone();
+    assert_eq!(names.len(), 1, "{names:?}");
+    machine.stores[0].release();
+    machine.append(&changelog, &mut full, 1, &[7; 1000]);
 }
 
 #[test]
