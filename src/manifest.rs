@@ -18,7 +18,7 @@ mod state;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use state::{Cut, LogExtent, LogState, ManifestState, OpenUpload};
+pub use state::{Cut, Held, LogExtent, LogState, ManifestState, OpenUpload};
 
 use crate::fields::{FieldError, FieldReader, put_text};
 use crate::handle::LOG_NAME_BYTES_MAX;
@@ -32,9 +32,16 @@ pub const RANGES_PER_RECORD_MAX: usize = 1 << 13;
 pub const BUCKETS_MAX: usize = 64;
 /// The longest suffix that tells the files of an object apart, in bytes.
 pub const SUFFIX_BYTES_MAX: usize = 16;
+/// The longest name of a holder, in bytes.
+pub const HOLDER_BYTES_MAX: usize = 256;
+/// The most objects that holders of one directory hold, an object counted once for each holder.
+pub const HOLDS_MAX: usize = 1 << 18;
+/// The most logs in one [`ManifestRecord::ObjectHeld`].
+pub const LOGS_PER_RECORD_MAX: usize = 1 << 13;
 
 const RANGE_BYTES_MIN: usize = 18;
 const PIECE_BYTES_MIN: usize = 4;
+const LOG_BYTES: usize = 16;
 
 /// The changes `[first, end)` of one log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -164,10 +171,31 @@ pub enum ManifestRecord {
         /// The name of its object.
         object: String,
     },
-    /// A completed object that no log needs was deleted, or is no longer this directory's to delete.
+    /// A completed object that nobody needs was deleted; or one that was handed over needs no remembering any more.
     ObjectDeleted {
         /// Its name.
         object: String,
+    },
+    /// A holder needs an object, beside those that it holds already.
+    ObjectHeld {
+        /// The holder.
+        holder: String,
+        /// The name of the object.
+        object: String,
+        /// The logs for which the holder has a handle that names the object: what counts once that is handed over. Added to
+        /// those that the holder has it for already.
+        logs: Vec<LogId>,
+    },
+    /// A completed object is an engine's registry's to delete. A log may refer to it only while a holder has it for that
+    /// log.
+    ObjectHandedOver {
+        /// The name of the object.
+        object: String,
+    },
+    /// A holder needs nothing any more.
+    HolderReleased {
+        /// The holder.
+        holder: String,
     },
 }
 
@@ -212,6 +240,9 @@ const TAG_OBJECT_COMPLETED: u8 = 11;
 const TAG_UPLOAD_SETTLED: u8 = 12;
 const TAG_OBJECT_DELETED: u8 = 13;
 const TAG_SEGMENT_SEALED: u8 = 14;
+const TAG_OBJECT_HELD: u8 = 15;
+const TAG_OBJECT_HANDED_OVER: u8 = 16;
+const TAG_HOLDER_RELEASED: u8 = 17;
 
 impl ManifestRecord {
     /// The records that say that `object` is complete: one, or several if it has very many ranges.
@@ -229,6 +260,16 @@ impl ManifestRecord {
                 ManifestRecord::ObjectCompleted(CompletedObject { ranges: ranges.to_vec(), ..object.clone() })
             })
             .collect()
+    }
+
+    /// The records that say that `holder` has `object` for `logs`: one, or several if there are very many logs.
+    pub fn held(holder: &str, object: &str, logs: &[LogId]) -> Vec<ManifestRecord> {
+        let held = |logs: &[LogId]| ManifestRecord::ObjectHeld {
+            holder: holder.to_owned(),
+            object: object.to_owned(),
+            logs: logs.to_vec(),
+        };
+        if logs.is_empty() { vec![held(logs)] } else { logs.chunks(LOGS_PER_RECORD_MAX).map(held).collect() }
     }
 
     /// The record as bytes. Only records that [`ManifestState::apply`] took are sure to decode.
@@ -293,6 +334,21 @@ impl ManifestRecord {
                 out.push(TAG_OBJECT_DELETED);
                 put_text(&mut out, object);
             }
+            ManifestRecord::ObjectHeld { holder, object, logs } => {
+                out.push(TAG_OBJECT_HELD);
+                put_text(&mut out, holder);
+                put_text(&mut out, object);
+                varint::put(&mut out, logs.len() as u64);
+                logs.iter().for_each(|log| out.extend_from_slice(&log.0.to_le_bytes()));
+            }
+            ManifestRecord::ObjectHandedOver { object } => {
+                out.push(TAG_OBJECT_HANDED_OVER);
+                put_text(&mut out, object);
+            }
+            ManifestRecord::HolderReleased { holder } => {
+                out.push(TAG_HOLDER_RELEASED);
+                put_text(&mut out, holder);
+            }
         }
         out
     }
@@ -356,6 +412,15 @@ impl ManifestRecord {
                 let blocks = start..end.ok_or(ManifestError::Invalid("number of blocks"))?;
                 ManifestRecord::SegmentSealed { segment, epoch, blocks }
             }
+            TAG_OBJECT_HELD => {
+                let holder = read_holder(&mut reader)?;
+                let object = read_object(&mut reader)?;
+                let count = reader.count(LOGS_PER_RECORD_MAX, LOG_BYTES, "number of logs")?;
+                let logs = (0..count).map(|_| read_log(&mut reader)).collect::<Result<_, _>>()?;
+                ManifestRecord::ObjectHeld { holder, object, logs }
+            }
+            TAG_OBJECT_HANDED_OVER => ManifestRecord::ObjectHandedOver { object: read_object(&mut reader)? },
+            TAG_HOLDER_RELEASED => ManifestRecord::HolderReleased { holder: read_holder(&mut reader)? },
             0 => return Err(ManifestError::Invalid("kind")),
             tag => return Err(ManifestError::NewerRecord { tag }),
         };
@@ -468,6 +533,10 @@ fn read_sequence_number(reader: &mut FieldReader<'_>) -> Result<SequenceNumber, 
 
 fn read_object(reader: &mut FieldReader<'_>) -> Result<String, FieldError> {
     reader.text(OBJECT_NAME_BYTES_MAX, "object name").map(str::to_owned)
+}
+
+fn read_holder(reader: &mut FieldReader<'_>) -> Result<String, FieldError> {
+    reader.text(HOLDER_BYTES_MAX, "holder").map(str::to_owned)
 }
 
 impl From<FieldError> for ManifestError {

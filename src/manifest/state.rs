@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{
-    BUCKETS_MAX, CompletedObject, LogRange, ManifestError, ManifestRecord, RANGES_PER_RECORD_MAX,
-    SUFFIX_BYTES_MAX,
+    BUCKETS_MAX, CompletedObject, HOLDER_BYTES_MAX, HOLDS_MAX, LOGS_PER_RECORD_MAX, LogRange, ManifestError,
+    ManifestRecord, RANGES_PER_RECORD_MAX, SUFFIX_BYTES_MAX,
 };
 use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::piece::{self, BUCKET_BYTES_MAX, OBJECT_NAME_BYTES_MAX, Piece};
@@ -84,6 +84,9 @@ pub struct OpenUpload {
     pub token: u64,
 }
 
+/// What a holder has: objects by name, each with the logs that it has it for.
+pub type Held = BTreeMap<String, BTreeSet<LogId>>;
+
 /// What a directory's records add up to.
 ///
 /// Invariants:
@@ -91,7 +94,8 @@ pub struct OpenUpload {
 /// 2. cuts are sorted by both their fields, and each concerns a segment in use;
 /// 3. the extents of a log and the ranges of the objects are the same set, without those that were truncated;
 /// 4. an object's pieces are in buckets that its upload, while open, names;
-/// 5. replaying [`snapshot`](Self::snapshot) gives an equal state.
+/// 5. what a holder has is a completed object that is known; so is what was handed over;
+/// 6. replaying [`snapshot`](Self::snapshot) gives an equal state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManifestState {
     session: u64,
@@ -104,6 +108,13 @@ pub struct ManifestState {
     logs: BTreeMap<LogId, LogState>,
     uploads: BTreeMap<String, OpenUpload>,
     objects: BTreeMap<String, CompletedObject>,
+    holders: BTreeMap<String, Held>,
+    /// The same by object: who has it.
+    held_by: BTreeMap<String, BTreeSet<String>>,
+    /// How many objects holders have, one counted once for each of them.
+    holds: usize,
+    /// Objects that are an engine's registry's to delete.
+    handed_over: BTreeSet<String>,
 }
 
 /// Blocks of epochs below `epoch_below` count only if their number is below `number`.
@@ -192,6 +203,14 @@ impl ManifestState {
         for object in self.objects.values() {
             records.extend(ManifestRecord::completed(object.clone()));
         }
+        for (holder, held) in &self.holders {
+            for (object, logs) in held {
+                let logs: Vec<LogId> = logs.iter().copied().collect();
+                records.extend(ManifestRecord::held(holder, object, &logs));
+            }
+        }
+        let handed_over = self.handed_over.iter().cloned();
+        records.extend(handed_over.map(|object| ManifestRecord::ObjectHandedOver { object }));
         records
     }
 
@@ -257,9 +276,51 @@ impl ManifestState {
         &self.objects
     }
 
-    /// The completed objects that no log needs: to be deleted.
+    /// The completed objects that no log and no holder needs, and that are this directory's: to be deleted.
     pub fn unreferenced_objects(&self) -> impl Iterator<Item = &CompletedObject> {
-        self.objects.values().filter(|object| object.ranges.is_empty())
+        let unneeded = |object: &&CompletedObject| !self.needs(&object.object);
+        self.objects.values().filter(unneeded).filter(|object| !self.is_handed_over(&object.object))
+    }
+
+    /// The objects that were handed over and of which nothing has to be remembered any more, by name.
+    pub fn spent_objects(&self) -> impl Iterator<Item = &str> {
+        // While its upload is not settled, its pieces must be known: all else of that name is swept.
+        let spent = |object: &&String| !self.needs(object) && !self.uploads.contains_key(*object);
+        self.handed_over.iter().filter(spent).map(String::as_str)
+    }
+
+    /// Whether a log or a holder needs the object, as far as is known here.
+    #[must_use]
+    pub fn needs(&self, object: &str) -> bool {
+        self.objects.get(object).is_some_and(|known| !known.ranges.is_empty())
+            || self.held_by.contains_key(object)
+    }
+
+    /// Whether the object is an engine's registry's to delete.
+    #[must_use]
+    pub fn is_handed_over(&self, object: &str) -> bool {
+        self.handed_over.contains(object)
+    }
+
+    /// Whether a handle of `log` may name the object: it is this directory's, or a holder has it for that log.
+    #[must_use]
+    pub fn may_refer(&self, log: LogId, object: &str) -> bool {
+        let holders = || self.held_by.get(object).into_iter().flatten();
+        !self.is_handed_over(object)
+            || holders()
+                .any(|holder| self.holders[holder].get(object).is_some_and(|logs| logs.contains(&log)))
+    }
+
+    /// All holders that have something, and what.
+    #[must_use]
+    pub fn holders(&self) -> &BTreeMap<String, Held> {
+        &self.holders
+    }
+
+    /// How many objects are held, one counted once for each holder.
+    #[must_use]
+    pub fn holds(&self) -> usize {
+        self.holds
     }
 
     fn check(&self, record: &ManifestRecord) -> Result<(), Refusal> {
@@ -316,9 +377,24 @@ impl ManifestState {
                 ensure(self.uploads.contains_key(object), "the upload is not open")
             }
             ManifestRecord::ObjectDeleted { object } => {
-                let known = self.objects.get(object);
-                ensure(known.is_some(), "there is no such object")?;
-                ensure(known.is_some_and(|known| known.ranges.is_empty()), "a log still needs the object")
+                ensure(self.known(object)?.ranges.is_empty(), "a log still needs the object")?;
+                ensure(!self.held_by.contains_key(object), "a holder still needs the object")?;
+                let swept = self.is_handed_over(object) && self.uploads.contains_key(object);
+                ensure(!swept, "what its upload left is still swept")
+            }
+            ManifestRecord::ObjectHeld { holder, object, logs } => {
+                valid((1..=HOLDER_BYTES_MAX).contains(&holder.len()), "holder")?;
+                valid(logs.len() <= LOGS_PER_RECORD_MAX, "number of logs")?;
+                self.known(object)?;
+                let has = self.holders.get(holder).is_some_and(|held| held.contains_key(object));
+                ensure(has || self.holds < HOLDS_MAX, "there are too many holds")
+            }
+            ManifestRecord::ObjectHandedOver { object } => {
+                self.known(object)?;
+                ensure(!self.is_handed_over(object), "the object was handed over")
+            }
+            ManifestRecord::HolderReleased { holder } => {
+                ensure(self.holders.contains_key(holder), "there is no such holder")
             }
         }
     }
@@ -358,6 +434,10 @@ impl ManifestState {
 
     fn log(&self, log: &LogId) -> Result<&LogState, Refusal> {
         self.logs.get(log).ok_or(Refusal::Inconsistent("there is no such log"))
+    }
+
+    fn known(&self, object: &str) -> Result<&CompletedObject, Refusal> {
+        self.objects.get(object).ok_or(Refusal::Inconsistent("there is no such object"))
     }
 
     /// Adds a record that was checked.
@@ -410,6 +490,25 @@ impl ManifestState {
             }
             ManifestRecord::ObjectDeleted { object } => {
                 self.objects.remove(&object);
+                self.handed_over.remove(&object);
+            }
+            ManifestRecord::ObjectHeld { holder, object, logs } => {
+                let is_new = self.held_by.entry(object.clone()).or_default().insert(holder.clone());
+                self.holds += usize::from(is_new);
+                self.holders.entry(holder).or_default().entry(object).or_default().extend(logs);
+            }
+            ManifestRecord::ObjectHandedOver { object } => {
+                self.handed_over.insert(object);
+            }
+            ManifestRecord::HolderReleased { holder } => {
+                for object in self.holders.remove(&holder).unwrap_or_default().into_keys() {
+                    let holders = self.held_by.get_mut(&object).expect("the same by object");
+                    holders.remove(&holder);
+                    self.holds -= 1;
+                    if holders.is_empty() {
+                        self.held_by.remove(&object);
+                    }
+                }
             }
         }
     }

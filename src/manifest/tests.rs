@@ -45,8 +45,15 @@ fn fixture() -> Vec<ManifestRecord> {
             ranges: vec![range(0, 10), range(20, 1 << 50)],
         }),
         ManifestRecord::UploadSettled { object: object.clone() },
-        ManifestRecord::ObjectDeleted { object },
+        ManifestRecord::ObjectDeleted { object: object.clone() },
         ManifestRecord::LogForgotten { log },
+        ManifestRecord::ObjectHeld {
+            holder: "chk-42".to_owned(),
+            object: object.clone(),
+            logs: vec![LogId(7), log],
+        },
+        ManifestRecord::ObjectHandedOver { object },
+        ManifestRecord::HolderReleased { holder: "chk-42".to_owned() },
     ]
 }
 
@@ -78,7 +85,7 @@ fn records_have_one_encoding_and_no_prefix_or_extension_of_it() {
 
 #[test]
 fn unknown_kinds_are_newer() {
-    for tag in TAG_SEGMENT_SEALED + 1..=u8::MAX {
+    for tag in TAG_HOLDER_RELEASED + 1..=u8::MAX {
         assert_eq!(ManifestRecord::decode(&[tag, 1, 2, 3]), Err(ManifestError::NewerRecord { tag }));
     }
     assert_eq!(ManifestRecord::decode(&[0, 1, 2, 3]), Err(ManifestError::Invalid("kind")));
@@ -101,6 +108,25 @@ fn counts_are_bounded_before_allocation() {
     assert_eq!(ManifestRecord::decode(&many), Err(ManifestError::Invalid("number of ranges")));
     varint::put(&mut bytes, RANGES_PER_RECORD_MAX as u64);
     assert_eq!(ManifestRecord::decode(&bytes), Err(ManifestError::Truncated("number of ranges")));
+
+    let held =
+        ManifestRecord::ObjectHeld { holder: "h".to_owned(), object: "o".to_owned(), logs: Vec::new() };
+    let mut bytes = held.encode();
+    assert_eq!(bytes.pop(), Some(1), "the number of logs, 0, comes last");
+    let mut many = bytes.clone();
+    varint::put(&mut many, LOGS_PER_RECORD_MAX as u64 + 1);
+    assert_eq!(ManifestRecord::decode(&many), Err(ManifestError::Invalid("number of logs")));
+    varint::put(&mut bytes, LOGS_PER_RECORD_MAX as u64);
+    assert_eq!(ManifestRecord::decode(&bytes), Err(ManifestError::Truncated("number of logs")));
+    let holder = "h".repeat(HOLDER_BYTES_MAX);
+    let logs: Vec<LogId> = (0..2 * LOGS_PER_RECORD_MAX as u128 + 1).map(LogId).collect();
+    let records = ManifestRecord::held(&holder, &"o".repeat(OBJECT_NAME_BYTES_MAX), &logs);
+    assert_eq!(records.len(), 3);
+    for record in records {
+        let bytes = record.encode();
+        assert!(bytes.len() < 1 << 20, "{}", bytes.len());
+        assert_eq!(ManifestRecord::decode(&bytes), Ok(record));
+    }
 
     let range = |at: u64| LogRange {
         log: LogId(1),
@@ -127,7 +153,7 @@ fn counts_are_bounded_before_allocation() {
 proptest! {
     #[test]
     fn arbitrary_bytes_decode_to_what_encodes_to_them(
-        tag in 0u8..16,
+        tag in 0u8..=TAG_HOLDER_RELEASED + 1,
         rest in proptest::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..120),
     ) {
         let bytes = [&[tag][..], &rest].concat();

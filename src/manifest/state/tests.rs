@@ -166,6 +166,92 @@ fn completions_that_contradict_are_refused() {
     }
 }
 
+fn held(holder: &str, object: &str, logs: &[LogId]) -> ManifestRecord {
+    ManifestRecord::ObjectHeld { holder: holder.to_owned(), object: object.to_owned(), logs: logs.to_vec() }
+}
+
+fn released(holder: &str) -> ManifestRecord {
+    ManifestRecord::HolderReleased { holder: holder.to_owned() }
+}
+
+fn deleted(object: &str) -> ManifestRecord {
+    ManifestRecord::ObjectDeleted { object: object.to_owned() }
+}
+
+fn handed_over(object: &str) -> ManifestRecord {
+    ManifestRecord::ObjectHandedOver { object: object.to_owned() }
+}
+
+#[track_caller]
+fn assert_survives_compaction(state: &ManifestState) {
+    let snapshot: Vec<_> = state.snapshot().iter().map(ManifestRecord::encode).collect();
+    assert_eq!(ManifestState::replay(snapshot.iter().map(Vec::as_slice)).as_ref(), Ok(state));
+}
+
+#[test]
+fn an_object_stays_while_a_holder_needs_it() {
+    let complete = ManifestRecord::ObjectCompleted(completed("a", &[(0, 10)]));
+    let mut state = state([created(LOG), complete]);
+    assert_refused(&mut state, held("first", "b", &[]), "there is no such object");
+    assert_refused(&mut state, held("", "a", &[]), "holder");
+    assert_refused(&mut state, held(&"x".repeat(HOLDER_BYTES_MAX + 1), "a", &[]), "holder");
+    assert_refused(&mut state, held("first", "a", &vec![LOG; LOGS_PER_RECORD_MAX + 1]), "number of logs");
+    assert_refused(&mut state, released("first"), "there is no such holder");
+    for holder in ["first", "second", "first"] {
+        state.apply(held(holder, "a", &[])).unwrap();
+    }
+    assert_eq!((state.holders().len(), state.holds()), (2, 2));
+    state.apply(truncated(10)).unwrap();
+    assert_survives_compaction(&state);
+    for holder in ["first", "second"] {
+        assert_eq!(state.unreferenced_objects().count(), 0);
+        assert_refused(&mut state, deleted("a"), "a holder still needs the object");
+        state.apply(released(holder)).unwrap();
+    }
+    assert_eq!(state.holds(), 0);
+    assert_eq!(state.unreferenced_objects().count(), 1);
+    state.apply(deleted("a")).unwrap();
+}
+
+#[test]
+fn what_was_handed_over_is_referred_to_only_while_a_holder_has_it_for_the_log() {
+    const OTHER: LogId = LogId(2);
+    let mut both = completed("a", &[(0, 10)]);
+    both.ranges.push(LogRange { log: OTHER, first: SequenceNumber(0), end: SequenceNumber(5) });
+    let upload =
+        ManifestRecord::UploadOpened { buckets: vec!["memory://".into()], object: "a".to_owned(), token: 7 };
+    let complete = ManifestRecord::ObjectCompleted(both);
+    let mut state = state([created(LOG), created(OTHER), upload, complete]);
+    assert_refused(&mut state, handed_over("b"), "there is no such object");
+    let refers = |state: &ManifestState| [LOG, OTHER].map(|log| state.may_refer(log, "a"));
+    state.apply(held("both", "a", &[LOG, OTHER])).unwrap();
+    state.apply(held("one", "a", &[LOG])).unwrap();
+    assert_eq!((state.is_handed_over("a"), refers(&state)), (false, [true, true]));
+    state.apply(handed_over("a")).unwrap();
+    assert_refused(&mut state, handed_over("a"), "the object was handed over");
+    assert_eq!((state.is_handed_over("a"), refers(&state)), (true, [true, true]));
+    assert_survives_compaction(&state);
+    state.apply(released("both")).unwrap();
+    assert_eq!(refers(&state), [true, false]);
+    // What it held of a log counts as being in an object all the same: it is not sent again.
+    assert_eq!(state.logs()[&OTHER].covered(), SequenceNumber(5));
+    state.apply(released("one")).unwrap();
+    assert_eq!(refers(&state), [false, false]);
+    assert_survives_compaction(&state);
+    assert_refused(&mut state, deleted("a"), "a log still needs the object");
+    state.apply(truncated(10)).unwrap();
+    state.apply(ManifestRecord::LogTruncated { log: OTHER, to: SequenceNumber(5) }).unwrap();
+    assert_eq!((state.unreferenced_objects().count(), state.spent_objects().count()), (0, 0));
+    assert_refused(&mut state, deleted("a"), "what its upload left is still swept");
+    state.apply(ManifestRecord::UploadSettled { object: "a".to_owned() }).unwrap();
+    assert_eq!(
+        (state.unreferenced_objects().count(), state.spent_objects().collect::<Vec<_>>()),
+        (0, vec!["a"])
+    );
+    state.apply(deleted("a")).unwrap();
+    assert!(state.objects().is_empty() && !state.is_handed_over("a"));
+}
+
 #[test]
 fn what_could_not_be_decoded_is_refused() {
     let mut state = ManifestState::default();
@@ -214,6 +300,11 @@ fn any_record() -> impl Strategy<Value = ManifestRecord> {
         }),
         object().prop_map(|object| ManifestRecord::UploadSettled { object }),
         object().prop_map(|object| ManifestRecord::ObjectDeleted { object }),
+        (0u8..3, object(), proptest::collection::vec(log(), 0..3)).prop_map(|(holder, object, logs)| {
+            ManifestRecord::ObjectHeld { holder: format!("h{holder}"), object, logs }
+        }),
+        object().prop_map(|object| ManifestRecord::ObjectHandedOver { object }),
+        (0u8..3).prop_map(|holder| ManifestRecord::HolderReleased { holder: format!("h{holder}") }),
     ]
 }
 
@@ -241,6 +332,17 @@ fn check_invariants(state: &ManifestState) {
     held.sort();
     listed.sort();
     assert_eq!(held, listed);
+    let mut held_by: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (holder, held) in &state.holders {
+        assert!(!held.is_empty());
+        for object in held.keys() {
+            assert!(state.objects.contains_key(object));
+            held_by.entry(object.clone()).or_default().insert(holder.clone());
+        }
+    }
+    assert_eq!(held_by, state.held_by);
+    assert_eq!(held_by.values().map(BTreeSet::len).sum::<usize>(), state.holds);
+    assert!(state.handed_over.iter().all(|object| state.objects.contains_key(object)));
     for (object, upload) in &state.uploads {
         let pieces = state.objects.get(object).into_iter().flat_map(|object| &object.pieces);
         assert!(pieces.into_iter().all(|piece| upload.buckets.contains(&piece.bucket)));
