@@ -3,6 +3,7 @@
 //! Owns the threads and how they are wired. What each does is in spill.rs and uploader.rs; what a directory held is found
 //! by recovery.rs.
 
+mod holds;
 mod site;
 mod wiring;
 
@@ -345,7 +346,7 @@ impl Changelog {
         let core = &self.core;
         let index = core.next_device.fetch_add(1, Ordering::Relaxed) % core.devices.len();
         let device = &core.devices[index];
-        if device.closed.load(Ordering::Acquire) {
+        if device.is_closed() {
             return Err(CreateError::Closed);
         }
         let lane = device.current_lane().map_err(CreateError::Lane)?;
@@ -387,7 +388,7 @@ impl Changelog {
         self.core.check_owner().map_err(SyncError::from)?;
         let started_at = Instant::now();
         for device in &self.core.devices {
-            device.closed.store(true, Ordering::Release);
+            device.close();
         }
         let mut result = Ok(());
         let mut flushes = Vec::new();
@@ -440,7 +441,7 @@ impl Changelog {
 
     fn stop(&self) {
         for device in &self.core.devices {
-            device.closed.store(true, Ordering::Release);
+            device.close();
             device.request(SpillRequest::Exit);
         }
         // The uploader goes last: it has to hear of every block that became durable. A thread that panicked has said so.

@@ -1,14 +1,20 @@
 //! What is kept and what may go: truncations, closed logs, objects without readers, segments without needed blocks.
 //!
 //! Every decision is recorded in the ledgers before it is carried out. Whether a segment's use may end is computed in
-//! retention.rs; what an object holds is told by the uploader.
+//! retention.rs; what an object holds is told by the uploader; who needs objects besides logs is in custody/holds.rs, how
+//! many bytes they may have in custody/quota.rs.
 //!
 //! Invariants:
 //! 1. A truncation never passes the start of a persist request that is not answered.
-//! 2. An object is deleted when no log of any ledger needs it, and named in one deletion at a time.
+//! 2. An object is deleted when no log and no holder of any ledger needs it and none says that it was handed over, and named
+//!    in one deletion at a time.
+
+mod holds;
+mod quota;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -18,10 +24,12 @@ use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
 use crate::queue::LocalBlock;
 use crate::retention::{Retention, SegmentUse};
 use crate::types::{LogId, SequenceNumber};
+use quota::Quota;
 
 /// One device, as far as keeping goes.
 #[derive(Debug)]
 pub(crate) struct Holding {
+    pub directory: PathBuf,
     pub device: Arc<Device>,
     pub ledger: Arc<Ledger>,
     pub retention: Retention,
@@ -103,12 +111,25 @@ pub(crate) struct Custody {
     asked: HashMap<LogId, SequenceNumber>,
     closed: BTreeMap<LogId, ClosedLog>,
     deleting: BTreeSet<String>,
+    /// Objects that are about to be handed over: meanwhile they are not deleted.
+    pinned: BTreeSet<String>,
+    quota: Quota,
 }
 
 impl Custody {
-    pub fn new(holdings: Vec<Holding>) -> Custody {
-        let (wanted, closed) = (BTreeMap::new(), BTreeMap::new());
-        Custody { holdings, wanted, asked: HashMap::new(), closed, deleting: BTreeSet::new() }
+    /// With at most `object_bytes_max` bytes of objects of its own, if that is limited.
+    pub fn new(holdings: Vec<Holding>, object_bytes_max: Option<u64>) -> Custody {
+        let mut custody = Custody {
+            holdings,
+            wanted: BTreeMap::new(),
+            asked: HashMap::new(),
+            closed: BTreeMap::new(),
+            deleting: BTreeSet::new(),
+            pinned: BTreeSet::new(),
+            quota: Quota::new(object_bytes_max),
+        };
+        custody.measure();
+        custody
     }
 
     /// A persist asked for the changes of `log` below `to`.
@@ -193,6 +214,8 @@ impl Custody {
             self.record(device, records);
         }
         self.forget(needed_from);
+        self.forget_spent();
+        self.measure();
         self.take_unreferenced()
     }
 
@@ -216,7 +239,7 @@ impl Custody {
         }
     }
 
-    /// Objects that no log needs, and that are not being deleted yet.
+    /// Objects that nobody needs, and that are not being deleted yet.
     fn take_unreferenced(&mut self) -> Vec<CompletedObject> {
         // What is not durably recorded must not have an effect.
         let settled: Vec<bool> =
@@ -231,11 +254,13 @@ impl Custody {
         objects.retain(|name, _| {
             let needed = self.holdings.iter().zip(&settled).any(|(holding, settled)| {
                 let ledger = &holding.ledger;
-                let referenced =
-                    ledger.read(|state| Some(!state.objects().get(name)?.ranges.is_empty() || !settled));
-                referenced.unwrap_or(false) || ledger.relies_on(name)
+                let needed = ledger.read(|state| {
+                    let known = state.objects().contains_key(name);
+                    state.needs(name) || state.is_handed_over(name) || known && !settled
+                });
+                needed || ledger.relies_on(name)
             });
-            !needed && self.deleting.insert(name.clone())
+            !needed && !self.pinned.contains(name) && self.deleting.insert(name.clone())
         });
         objects.into_values().collect()
     }
@@ -246,6 +271,7 @@ impl Custody {
         if !gone {
             return;
         }
+        self.quota.stale();
         for device in 0..self.holdings.len() {
             if self.holdings[device].ledger.read(|state| state.objects().contains_key(object)) {
                 self.record(device, vec![ManifestRecord::ObjectDeleted { object: object.to_owned() }]);
@@ -271,6 +297,7 @@ impl Custody {
         if ranges.is_empty() && !upload_is_here {
             return Ok(());
         }
+        self.quota.stale();
         ledger.record(ManifestRecord::completed(CompletedObject { ranges, ..object.clone() }))
     }
 

@@ -1,12 +1,12 @@
 //! What writers and the spiller of one local directory share: lanes, logs, large values, requests.
 //!
-//! Nothing here is touched by an append that finds room in its lane, but the flag `closed`, which is only read. Threads
+//! Nothing here is touched by an append that finds room in its lane, but the flags `intake`, which are only read. Threads
 //! find their lane through a weak reference in thread-local storage; the device owns it, and takes it back when the
 //! thread ends.
 
 use std::cell::RefCell;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -228,14 +228,19 @@ pub(crate) struct LaneRef {
 /// The index of the lane that threads without one of their own share, under a lock.
 pub(crate) const SHARED_LANE: u32 = 0;
 
+/// No append is accepted any more.
+const INTAKE_CLOSED: u8 = 1;
+/// The objects have as many bytes as they may.
+const INTAKE_OVER_QUOTA: u8 = 2;
+
 /// What writers and the spiller of one local directory share.
 pub(crate) struct Device {
     pub index: usize,
     /// Unique in this process, so that thread-local storage can tell devices of several changelogs apart.
     key: u64,
     pub bell: Arc<Bell>,
-    /// No append is accepted any more.
-    pub closed: AtomicBool,
+    /// Why no append is accepted: 0 as long as they are.
+    intake: AtomicU8,
     /// The spiller waits for room that only uploads make.
     pub pressed: AtomicBool,
     lanes: Mutex<Vec<Arc<Lane>>>,
@@ -285,7 +290,7 @@ impl Device {
             index,
             key: KEYS.fetch_add(1, Ordering::Relaxed),
             bell,
-            closed: AtomicBool::new(false),
+            intake: AtomicU8::new(0),
             pressed: AtomicBool::new(false),
             lanes: Mutex::new(vec![shared]),
             lanes_max,
@@ -297,6 +302,31 @@ impl Device {
             inbox: Mutex::default(),
             has_requests: AtomicBool::new(false),
         })
+    }
+
+    /// Whether appends are accepted.
+    #[inline]
+    pub fn takes_in(&self) -> bool {
+        self.intake.load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether nothing is accepted any more.
+    pub fn is_closed(&self) -> bool {
+        self.intake.load(Ordering::Acquire) & INTAKE_CLOSED != 0
+    }
+
+    /// Accepts nothing any more.
+    pub fn close(&self) {
+        self.intake.fetch_or(INTAKE_CLOSED, Ordering::Release);
+    }
+
+    /// Refuses appends, or accepts them again, because of the bytes of objects.
+    pub fn set_over_quota(&self, over: bool) {
+        if over {
+            self.intake.fetch_or(INTAKE_OVER_QUOTA, Ordering::Release);
+        } else {
+            self.intake.fetch_and(!INTAKE_OVER_QUOTA, Ordering::Release);
+        }
     }
 
     /// The calling thread's lane: its own if there may be one, else the shared one, which the thread must use under its

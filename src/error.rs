@@ -203,6 +203,15 @@ pub enum AppendError {
         /// How long the append waited.
         waited: Duration,
     },
+    /// The objects of the changelog have as many bytes as [`object_bytes_max`](crate::Options::object_bytes_max) allows.
+    #[error(
+        "the objects of this changelog have reached object_bytes_max, {max} bytes: take a snapshot and truncate its logs, \
+         release holders that are not needed, or raise the limit; appends go on when objects were deleted"
+    )]
+    ObjectQuota {
+        /// The limit in bytes.
+        max: u64,
+    },
     /// Called from within `append_with`'s closure, for the lane which that closure fills.
     #[error("append within the closure of another append_with on this thread")]
     Nested,
@@ -224,7 +233,7 @@ impl AppendError {
     /// Whether the same append may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, AppendError::Full { .. } | AppendError::NoMemory)
+        matches!(self, AppendError::Full { .. } | AppendError::ObjectQuota { .. } | AppendError::NoMemory)
     }
 }
 
@@ -309,6 +318,22 @@ pub enum PersistError {
         /// The first change that is lost.
         from: SequenceNumber,
     },
+    /// Changes are only in an object that was handed over to the engine's registry and released there: it may be gone.
+    #[error(
+        "the changes {from} to {to} of log {log} cannot be referred to: object {object} was handed over to the engine's \
+         registry, and the last holder that had it for this log was released. Take a snapshot of what they led to, truncate \
+         the log to {to} or further, and persist from there"
+    )]
+    Released {
+        /// The log.
+        log: LogId,
+        /// The first change that cannot be referred to.
+        from: SequenceNumber,
+        /// The end of what cannot be referred to, exclusive: a persist from here on succeeds.
+        to: SequenceNumber,
+        /// The name of the first such object.
+        object: String,
+    },
     /// A block could not be read back, or was damaged on the local disk.
     #[error("changes of the checkpoint cannot be read back from the local disk: {what}")]
     ReadBack {
@@ -337,6 +362,112 @@ impl PersistError {
             error => error.to_string(),
         }
     }
+}
+
+/// Why [`register`](crate::Changelog::register) or [`hand_over`](crate::Changelog::hand_over) failed. Nothing was changed,
+/// but for `Manifest` and `OutOfService`, after which the holder may have some of the objects: call again, or release it.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The holder has no name, or a too long one.
+    #[error("the name of a holder has 1 to {max} bytes, this one has {len}", max = crate::manifest::HOLDER_BYTES_MAX)]
+    HolderName {
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// Too many objects are held.
+    #[error("holders of {directory} have {held} objects, {more} more would be over {max}: release some holders",
+        max = crate::manifest::HOLDS_MAX)]
+    TooMany {
+        /// The local directory.
+        directory: PathBuf,
+        /// How many they have: an object counts once for each holder, one that was handed over once for each log.
+        held: usize,
+        /// How many the call would add.
+        more: usize,
+    },
+    /// A handle names an object that no directory of this changelog owns, or one that nobody needs any more.
+    #[error(
+        "object {object} in {bucket} cannot be held: no directory of this changelog owns it, or nobody needed it any more and \
+         it is being deleted. Keep another owner's objects in the engine's own registry; what dead owners left is removed \
+         by `tidelog sweep --live-handles`. A handle whose objects nobody needed is not to be used any more"
+    )]
+    NotOwned {
+        /// The URL of the bucket.
+        bucket: String,
+        /// The name of the file in it.
+        object: String,
+    },
+    /// A handle names an object that is the engine's registry's.
+    #[error("object {object} in {bucket} was handed over to the engine's registry: keep it there")]
+    HandedOver {
+        /// The URL of the bucket.
+        bucket: String,
+        /// The name of the file in it.
+        object: String,
+    },
+    /// A log needs changes in the object, and no handle of it is among those handed over: it could not know when the object
+    /// goes.
+    #[error(
+        "object {object} in {bucket} cannot be handed over: {} needs changes in it, and no handle that was given has the \
+         object for that. Hand over all handles of a checkpoint together, or truncate first what is not in it",
+        logs.iter().map(|log| format!("log {log}")).collect::<Vec<_>>().join(", ")
+    )]
+    StillNeeded {
+        /// The URL of the bucket.
+        bucket: String,
+        /// The name of the file in it.
+        object: String,
+        /// The logs.
+        logs: Vec<LogId>,
+    },
+    /// Only a directory out of service could record it.
+    #[error(
+        "object {object} in {bucket} cannot be held: {directory} is out of service, and nothing durable can be said of the \
+         object there. Do not truncate what is in it while it is needed, and replace the disk"
+    )]
+    OutOfService {
+        /// The local directory.
+        directory: PathBuf,
+        /// The URL of the bucket.
+        bucket: String,
+        /// The name of the file in it.
+        object: String,
+    },
+    /// It could not be recorded.
+    #[error("the manifest could not be written: {0}; the local directory is full or broken")]
+    Manifest(#[source] Arc<io::Error>),
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+    /// The changelog is closed.
+    #[error("the changelog is closed")]
+    Closed,
+}
+
+/// Why [`release`](crate::Changelog::release) failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReleaseError {
+    /// It could not be recorded: after a crash the holder may be there again. Nothing is deleted until it is.
+    #[error("the manifest could not be written: {0}; the local directory is full or broken. Release again")]
+    Manifest(#[source] Arc<io::Error>),
+    /// A directory that knows the holder is out of service: it is released here, and will be there again at the next open
+    /// of that directory.
+    #[error(
+        "{directory} is out of service and cannot forget the holder: at the next open it is there again. Release it then; \
+         delete nothing of what was handed over to it before that, unless the directory is not opened again"
+    )]
+    OutOfService {
+        /// The local directory.
+        directory: PathBuf,
+    },
+    /// The changelog belongs to the process of which this one is a fork.
+    #[error(transparent)]
+    Forked(#[from] Forked),
+    /// The changelog is closed.
+    #[error("the changelog is closed")]
+    Closed,
 }
 
 /// Why `confirm`, `reset` or `truncate` was refused. Nothing was changed.

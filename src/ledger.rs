@@ -55,6 +55,8 @@ struct Detached {
     late: Option<Vec<Vec<u8>>>,
     /// Objects that hold changes of its logs.
     objects: BTreeSet<String>,
+    /// Holders that will be back.
+    holders: BTreeSet<String>,
 }
 
 impl fmt::Debug for Ledger {
@@ -184,7 +186,8 @@ impl Ledger {
         let uploads = unfinished.chain(&inner.unwritten).cloned().collect();
         let objects = inner.state.objects().keys().cloned().collect();
         let late = (!inner.unwritten.is_empty()).then(|| inner.snapshot());
-        inner.detached = Some(Detached { uploads, late, objects });
+        let holders = inner.state.holders().keys().cloned().collect();
+        inner.detached = Some(Detached { uploads, late, objects, holders });
         inner.write_late();
     }
 
@@ -196,6 +199,11 @@ impl Ledger {
     /// Whether the next open will remove the object, whatever becomes of it now.
     pub fn dooms(&self, object: &str) -> bool {
         lock(&self.inner).detached.as_ref().is_some_and(|detached| detached.uploads.contains(object))
+    }
+
+    /// Whether the next open may find the holder, though it is released now.
+    pub fn recalls(&self, holder: &str) -> bool {
+        lock(&self.inner).detached.as_ref().is_some_and(|detached| detached.holders.contains(holder))
     }
 
     /// Whether the next open may rely on the object, whatever becomes of it now.
@@ -214,6 +222,11 @@ pub(crate) fn handle_in(
     let Some(known) = state.logs().get(&log) else {
         return Err(PersistError::OutOfRange { log, from, start: to, end: to });
     };
+    let gone = || overlapping(known, from, to).filter(|extent| !state.may_refer(log, &extent.object));
+    if let (Some(first), Some(last)) = (gone().next(), gone().last()) {
+        let (from, to, object) = (first.first.max(from), last.end.min(to), first.object.clone());
+        return Err(PersistError::Released { log, from, to, object });
+    }
     let extents = overlapping(known, from, to).map(|extent| {
         let object = &state.objects()[&extent.object];
         Extent {

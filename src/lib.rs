@@ -47,7 +47,8 @@ pub use changelog::Changelog;
 #[doc(hidden)]
 pub use changelog::Seams;
 pub use error::{
-    AppendError, CloseError, ControlError, CreateError, Forked, OpenError, PersistError, ReadError, SyncError,
+    AppendError, CloseError, ControlError, CreateError, Forked, OpenError, PersistError, ReadError,
+    RegisterError, ReleaseError, SyncError,
 };
 pub use handle::{ChangelogHandle, Extent, HandleError};
 pub use local::{LocalLog, LocalLogs};

@@ -34,8 +34,9 @@ pub const BUCKETS_MAX: usize = 64;
 pub const SUFFIX_BYTES_MAX: usize = 16;
 /// The longest name of a holder, in bytes.
 pub const HOLDER_BYTES_MAX: usize = 256;
-/// The most objects that holders of one directory hold, an object counted once for each holder.
-pub const HOLDS_MAX: usize = 1 << 18;
+/// The most objects that the holders of one directory have, so that its manifest stays far below the file's limit of 1 GiB.
+/// An object counts once for each holder, and for each log that the holder has it for.
+pub const HOLDS_MAX: usize = 1 << 19;
 /// The most logs in one [`ManifestRecord::ObjectHeld`].
 pub const LOGS_PER_RECORD_MAX: usize = 1 << 13;
 

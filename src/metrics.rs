@@ -67,6 +67,27 @@ const METRICS: &[Metric] = &[
         "deletions and sweeps that failed and are tried again; growing without end, objects pile up in a bucket",
     ),
     metric(
+        "tidelog_owned_object_bytes",
+        MetricKind::Gauge,
+        Unit::Bytes,
+        DIRECTORY,
+        "bytes of the objects that a changelog owns, by its first directory; growing without end, some log is not truncated",
+    ),
+    metric(
+        "tidelog_owned_objects",
+        MetricKind::Gauge,
+        Unit::Count,
+        DIRECTORY,
+        "the objects that a changelog owns, by its first directory",
+    ),
+    metric(
+        "tidelog_quota_alarm",
+        MetricKind::Gauge,
+        Unit::Count,
+        DIRECTORY,
+        "1 while the objects have 80 % of `object_bytes_max` or more, else 0; at all of it appends are refused",
+    ),
+    metric(
         "tidelog_lane_bytes",
         MetricKind::Gauge,
         Unit::Bytes,

@@ -44,6 +44,7 @@ pub struct Options {
     pub(crate) writes_in_flight: usize,
     pub(crate) segment_bytes: u64,
     pub(crate) local_bytes: u64,
+    pub(crate) object_bytes_max: Option<u64>,
     pub(crate) memory_bytes: usize,
     pub(crate) value_bytes_max: usize,
     pub(crate) part_bytes: usize,
@@ -97,6 +98,7 @@ impl Options {
             writes_in_flight: 32,
             segment_bytes: 256 << 20,
             local_bytes: 4 << 30,
+            object_bytes_max: None,
             memory_bytes: 256 * MIB,
             value_bytes_max: 16 * MIB,
             part_bytes: 8 * MIB,
@@ -229,6 +231,17 @@ impl Options {
     #[must_use]
     pub fn local_bytes(mut self, bytes: u64) -> Options {
         self.local_bytes = bytes;
+        self
+    }
+
+    /// How many bytes the objects may have that this changelog owns, over all buckets: unlimited, by default; else more than
+    /// zero. At that limit appends are refused with [`ObjectQuota`](crate::AppendError::ObjectQuota) until truncations, or
+    /// holders that are released, have let objects be deleted; persists of what was appended go on, so the limit may be
+    /// passed by what is on the local disk then. A warning and the metric `tidelog_quota_alarm` come at 80 % of it. Without
+    /// a limit `tidelog_owned_object_bytes` alone shows a log that nobody truncates.
+    #[must_use]
+    pub fn object_bytes_max(mut self, bytes: u64) -> Options {
+        self.object_bytes_max = Some(bytes);
         self
     }
 
@@ -424,6 +437,7 @@ impl Options {
             "a multiple of 4096, at least two blocks, at most 64 GiB",
         )?;
         must(self.segments_max() >= 2, "local_bytes", self.local_bytes, "at least two segments")?;
+        must(self.object_bytes_max != Some(0), "object_bytes_max", 0, "at least one byte")?;
         must(
             self.part_bytes >= 2 * self.block_bytes && self.part_bytes <= 1 << 30,
             "part_bytes",
@@ -469,6 +483,7 @@ mod tests {
             (options().writes_in_flight(0), "writes_in_flight"),
             (options().segment_bytes(1 << 18), "segment_bytes"),
             (options().local_bytes(1 << 28), "local_bytes"),
+            (options().object_bytes_max(0), "object_bytes_max"),
             (options().part_bytes(1), "part_bytes"),
             (options().memory_bytes(1 << 20), "memory_bytes"),
             (options().value_bytes_max(1 << 29), "value_bytes_max"),

@@ -560,7 +560,7 @@ impl Spiller {
 impl Drop for Spiller {
     /// However it ends, nobody waits for it in vain.
     fn drop(&mut self) {
-        self.parts.device.closed.store(true, Ordering::Release);
+        self.parts.device.close();
         self.parts.device.fail(&SyncError::Closed);
     }
 }

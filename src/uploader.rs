@@ -31,7 +31,7 @@ use tidelog_upload::{Driver, Parts, Resolver, StoreError};
 use crate::assemble::Assembler;
 use crate::checkpoint::{Checkpoints, Cut, Decision, Request, RequestId};
 use crate::custody::{Custody, Holding};
-use crate::error::PersistError;
+use crate::error::{PersistError, RegisterError, ReleaseError};
 use crate::handle::ChangelogHandle;
 use crate::options::Options;
 use crate::queue::{LocalBlock, Queue, Scratch};
@@ -122,6 +122,18 @@ pub(crate) enum Event {
         device: usize,
         log: LogId,
         end: SequenceNumber,
+    },
+    /// Somebody needs the objects of these handles; with `hand_over` they are the engine's registry's from now on.
+    Register {
+        holder: String,
+        handles: Vec<ChangelogHandle>,
+        hand_over: bool,
+        resolver: Resolver<Result<(), RegisterError>>,
+    },
+    /// Nobody needs what this holder has for its sake.
+    Release {
+        holder: String,
+        resolver: Resolver<Result<(), ReleaseError>>,
     },
     /// So many bytes of the object with this token are not in memory any more.
     PartDone {
@@ -359,6 +371,16 @@ impl Uploader {
             Event::Discard { device, log, end } => {
                 self.parts.custody.truncate(device, log, end);
                 self.parts.custody.close(device, log, SequenceNumber::ZERO);
+                self.tidy = true;
+            }
+            Event::Register { holder, handles, hand_over: false, resolver } => {
+                resolver.resolve(self.parts.custody.register(&holder, &handles));
+            }
+            Event::Register { holder, handles, hand_over: true, resolver } => {
+                resolver.resolve(self.hand_over(&holder, &handles, now));
+            }
+            Event::Release { holder, resolver } => {
+                resolver.resolve(self.parts.custody.release(&holder));
                 self.tidy = true;
             }
             Event::PartDone { token, bytes, outcome } => self.part_done(token, bytes, outcome),

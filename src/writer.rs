@@ -172,7 +172,7 @@ impl ChangelogWriter {
         let (resolver, pending) = tidelog_upload::channel();
         if let Err(forked) = self.core.check_owner() {
             resolver.resolve(Err(forked.into()));
-        } else if self.device.closed.load(Ordering::Acquire) {
+        } else if self.device.is_closed() {
             resolver.resolve(Err(SyncError::Closed));
         } else {
             self.log.synced.store(self.next, Ordering::Release);
@@ -298,7 +298,15 @@ impl ChangelogWriter {
     }
 
     fn check_intake(&self) -> Result<(), AppendError> {
-        if self.device.closed.load(Ordering::Relaxed) { Err(AppendError::Closed) } else { Ok(()) }
+        if self.device.takes_in() { Ok(()) } else { Err(self.refusal()) }
+    }
+
+    #[cold]
+    fn refusal(&self) -> AppendError {
+        match self.core.options.object_bytes_max {
+            Some(max) if !self.device.is_closed() => AppendError::ObjectQuota { max },
+            _ => AppendError::Closed,
+        }
     }
 
     #[inline]

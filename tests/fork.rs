@@ -11,7 +11,7 @@ use common::{open, read};
 use fork::{Fork, fork};
 use tidelog::{
     CloseError, ControlError, CreateError, Forked, KeyGroup, KeyGroupRange, PersistError, ReadError,
-    SequenceNumber, SyncError,
+    RegisterError, ReleaseError, SequenceNumber, SyncError,
 };
 
 const ZERO: SequenceNumber = SequenceNumber::ZERO;
@@ -29,6 +29,8 @@ fn a_child_is_refused_and_the_parent_goes_on() {
     let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
     writer.append(KeyGroup(1), b"before").unwrap();
     writer.sync().wait().unwrap();
+    let held = changelog.recovered()[0].persist_durably(ZERO).wait().unwrap();
+    changelog.register("held", std::slice::from_ref(&held)).unwrap();
     let opener = std::process::id();
     let (mut from_child, mut to_parent) = std::io::pipe().unwrap();
     let child = match fork().unwrap() {
@@ -43,6 +45,10 @@ fn a_child_is_refused_and_the_parent_goes_on() {
                 matches!(control.confirm(SequenceNumber(1)), Err(ControlError::Forked(forked)) if refused(&forked)),
                 matches!(changelog.create_writer("child", KeyGroupRange::ALL), Err(CreateError::Forked(forked)) if refused(&forked)),
                 matches!(recovered.persist_durably(ZERO).wait(), Err(PersistError::Forked(forked)) if refused(&forked)),
+                matches!(changelog.register("child", &[held.clone()]), Err(RegisterError::Forked(forked)) if refused(&forked)),
+                matches!(changelog.hand_over("child", &[held]), Err(RegisterError::Forked(forked)) if refused(&forked)),
+                matches!(changelog.release("held"), Err(ReleaseError::Forked(forked)) if refused(&forked)),
+                changelog.holders().is_empty(),
                 matches!(recovered.read(KeyGroupRange::ALL), Err(ReadError::Forked(forked)) if refused(&forked)),
             ];
             recovered.discard();
@@ -63,7 +69,7 @@ fn a_child_is_refused_and_the_parent_goes_on() {
         let _ = from_child.read_to_end(&mut bytes).map(|_| sender.send(bytes));
     });
     let said = said.recv_timeout(PATIENCE).expect("the child hangs");
-    assert_eq!(said, [1; 9], "in the order of the checks, close last");
+    assert_eq!(said, [1; 13], "in the order of the checks, close last");
     assert_eq!(fork::waitpid(child).unwrap(), 0, "it ends in good order");
     writer.append(KeyGroup(1), b"after").unwrap();
     let handle = writer.persist_durably(ZERO).wait().unwrap();
@@ -74,6 +80,7 @@ fn a_child_is_refused_and_the_parent_goes_on() {
     assert_eq!(values, [b"before".to_vec(), b"after".to_vec()], "what the child dropped is here");
     let recovered = changelog.recovered()[0].persist_durably(ZERO).wait().unwrap();
     assert_eq!(recovered.to(), SequenceNumber(1), "what the child discarded is here");
+    assert_eq!(changelog.holders(), ["held"]);
     drop(writer);
     changelog.close(PATIENCE).unwrap();
 }

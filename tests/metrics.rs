@@ -372,6 +372,8 @@ fn the_dashboard_asks_for_metrics_that_exist() {
         "tidelog_appends_waiting",
         "tidelog_objects_failed_total",
         "tidelog_local_tier_failed",
+        "tidelog_owned_object_bytes",
+        "tidelog_quota_alarm",
     ] {
         assert!(asked.contains(needed), "the dashboard does not show {needed}");
     }

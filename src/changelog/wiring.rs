@@ -90,6 +90,7 @@ pub(super) fn build(
         }
         let readers = Arc::new(Readers::default());
         holdings.push(Holding {
+            directory: path.clone(),
             device: Arc::clone(&device),
             ledger: Arc::clone(&ledger),
             retention,
@@ -129,7 +130,7 @@ pub(super) fn build(
         next_device: AtomicUsize::new(0),
         owner: std::process::id(),
     });
-    let mut custody = Custody::new(holdings);
+    let mut custody = Custody::new(holdings, options.object_bytes_max);
     let mut recovered = Vec::new();
     for (device, logs) in found.into_iter().enumerate() {
         for log in logs {

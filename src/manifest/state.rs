@@ -111,7 +111,7 @@ pub struct ManifestState {
     holders: BTreeMap<String, Held>,
     /// The same by object: who has it.
     held_by: BTreeMap<String, BTreeSet<String>>,
-    /// How many objects holders have, one counted once for each of them.
+    /// The sum of what each counts.
     holds: usize,
     /// Objects that are an engine's registry's to delete.
     handed_over: BTreeSet<String>,
@@ -317,10 +317,27 @@ impl ManifestState {
         &self.holders
     }
 
-    /// How many objects are held, one counted once for each holder.
+    /// How many objects holders have, as [`HOLDS_MAX`] counts.
     #[must_use]
     pub fn holds(&self) -> usize {
         self.holds
+    }
+
+    /// What that would be more by if a holder had an object for these logs, too.
+    pub fn holds_added<'a>(
+        &self,
+        holder: &str,
+        object: &str,
+        logs: impl IntoIterator<Item = &'a LogId>,
+    ) -> usize {
+        let logs: BTreeSet<&LogId> = logs.into_iter().collect();
+        match self.holders.get(holder).and_then(|held| held.get(object)) {
+            None => logs.len().max(1),
+            Some(has) => {
+                let both = logs.iter().filter(|log| !has.contains(log)).count() + has.len();
+                both.max(1) - has.len().max(1)
+            }
+        }
     }
 
     fn check(&self, record: &ManifestRecord) -> Result<(), Refusal> {
@@ -386,8 +403,8 @@ impl ManifestState {
                 valid((1..=HOLDER_BYTES_MAX).contains(&holder.len()), "holder")?;
                 valid(logs.len() <= LOGS_PER_RECORD_MAX, "number of logs")?;
                 self.known(object)?;
-                let has = self.holders.get(holder).is_some_and(|held| held.contains_key(object));
-                ensure(has || self.holds < HOLDS_MAX, "there are too many holds")
+                let added = self.holds_added(holder, object, logs);
+                ensure(added == 0 || self.holds + added <= HOLDS_MAX, "there are too many holds")
             }
             ManifestRecord::ObjectHandedOver { object } => {
                 self.known(object)?;
@@ -493,18 +510,18 @@ impl ManifestState {
                 self.handed_over.remove(&object);
             }
             ManifestRecord::ObjectHeld { holder, object, logs } => {
-                let is_new = self.held_by.entry(object.clone()).or_default().insert(holder.clone());
-                self.holds += usize::from(is_new);
+                self.holds += self.holds_added(&holder, &object, &logs);
+                self.held_by.entry(object.clone()).or_default().insert(holder.clone());
                 self.holders.entry(holder).or_default().entry(object).or_default().extend(logs);
             }
             ManifestRecord::ObjectHandedOver { object } => {
                 self.handed_over.insert(object);
             }
             ManifestRecord::HolderReleased { holder } => {
-                for object in self.holders.remove(&holder).unwrap_or_default().into_keys() {
+                for (object, logs) in self.holders.remove(&holder).unwrap_or_default() {
+                    self.holds -= logs.len().max(1);
                     let holders = self.held_by.get_mut(&object).expect("the same by object");
                     holders.remove(&holder);
-                    self.holds -= 1;
                     if holders.is_empty() {
                         self.held_by.remove(&object);
                     }

@@ -11,7 +11,8 @@ use tidelog_upload::StoreError;
 use super::{Asked, BucketIndex, Cut, Event, Holding, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Sent, Uploader};
 use crate::checkpoint::{Request, RequestId};
 use crate::device::lock;
-use crate::error::PersistError;
+use crate::error::{PersistError, RegisterError};
+use crate::handle::ChangelogHandle;
 use crate::manifest::{CompletedObject, ManifestRecord};
 use crate::piece::Piece;
 use crate::types::LogId;
@@ -145,6 +146,22 @@ impl Uploader {
         if let Some(Asked { resolver, .. }) = self.asked.remove(&id) {
             resolver.resolve(handle);
         }
+    }
+
+    /// Hands the objects of these handles over, after the truncations that were asked for before.
+    pub(super) fn hand_over(
+        &mut self,
+        holder: &str,
+        handles: &[ChangelogHandle],
+        now: Instant,
+    ) -> Result<(), RegisterError> {
+        // What these truncations let go of stays until it is handed over, or not.
+        self.parts.custody.pin(handles)?;
+        self.tidy_up(now);
+        let outcome = self.parts.custody.hand_over(holder, handles);
+        self.parts.custody.unpin();
+        self.tidy = true;
+        outcome
     }
 
     /// Carries out truncations and what follows from them.

@@ -201,6 +201,12 @@ fn an_object_stays_while_a_holder_needs_it() {
         state.apply(held(holder, "a", &[])).unwrap();
     }
     assert_eq!((state.holders().len(), state.holds()), (2, 2));
+    state.apply(held("second", "a", &[LOG, LOG, LogId(2)])).unwrap();
+    assert_eq!(state.holds(), 3, "two logs count as two");
+    let mut full = ManifestState { holds: HOLDS_MAX, ..state.clone() };
+    assert_refused(&mut full, held("third", "a", &[]), "there are too many holds");
+    assert_refused(&mut full, held("second", "a", &[LogId(3)]), "there are too many holds");
+    full.apply(held("second", "a", &[LOG])).unwrap();
     state.apply(truncated(10)).unwrap();
     assert_survives_compaction(&state);
     for holder in ["first", "second"] {
@@ -341,7 +347,8 @@ fn check_invariants(state: &ManifestState) {
         }
     }
     assert_eq!(held_by, state.held_by);
-    assert_eq!(held_by.values().map(BTreeSet::len).sum::<usize>(), state.holds);
+    let counts = state.holders.values().flat_map(BTreeMap::values).map(|logs| logs.len().max(1));
+    assert_eq!(counts.sum::<usize>(), state.holds);
     assert!(state.handed_over.iter().all(|object| state.objects.contains_key(object)));
     for (object, upload) in &state.uploads {
         let pieces = state.objects.get(object).into_iter().flat_map(|object| &object.pieces);
