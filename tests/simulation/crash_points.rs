@@ -37,6 +37,12 @@ fn play(history: &mut History) -> Result<(), Over> {
             history.persist(live);
         }
         steps(history, 12)?;
+        // The checkpoint before it goes when this one is complete.
+        history.register_all(round);
+        if round > 0 {
+            history.release(round - 1);
+        }
+        steps(history, 1)?;
         for log in 0..history.model.logs.len() {
             let to = history.model.logs[log].next() * round / 4;
             history.truncate(log, to);

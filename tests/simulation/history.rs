@@ -11,6 +11,7 @@ macro_rules! say {
 
 mod end;
 mod found;
+mod holds;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,6 +28,7 @@ use tidelog_upload::sim::SimStore;
 use crate::machine::Machine;
 use crate::model::{Appended, Log, Model, random_range};
 use found::{Found, Reading};
+use holds::Holds;
 
 /// Longer than the changelog waits before it tries again.
 const RETRY_MICROS: u64 = 2_500_000;
@@ -69,6 +71,7 @@ pub struct History {
     full_until: u64,
     held: bool,
     sick: bool,
+    holds: Holds,
     logs_made: u64,
     trace: u64,
 }
@@ -93,6 +96,7 @@ impl History {
             full_until: 0,
             held: false,
             sick: false,
+            holds: Holds::default(),
             logs_made: 0,
             trace: 0,
         }
@@ -131,6 +135,8 @@ impl History {
                     for index in 0..self.model.logs.len() {
                         self.check_objects_exist(index);
                     }
+                    self.recover_holders();
+                    self.check_holders();
                     return Ok(());
                 }
                 Err(error) => {
@@ -191,6 +197,7 @@ impl History {
                 say!(self, "the local directory is sick");
                 assert!(self.machine.disk_faults() > 0 || self.may_be_full(), "sick for no reason");
                 self.sick = true;
+                self.holds.ever_sick = true;
             }
             self.check_budget();
         }
@@ -226,6 +233,7 @@ impl History {
     }
 
     fn end_session(&mut self) {
+        self.holds.ever_sick |= self.sick;
         if self.sick {
             self.machine.stores.iter().for_each(SimStore::settle);
             self.orphans.extend(self.machine.objects().into_keys());
@@ -367,6 +375,10 @@ impl History {
                     PersistError::Lost { log: of, from } => {
                         *of == log.id && from.0 < to && from.0 >= log.synced && self.machine.engine_broke()
                     }
+                    PersistError::Released { log: of, from: gone, to: end, object } => {
+                        let inside = from <= gone.0 && gone < end && end.0 <= to;
+                        *of == log.id && inside && self.holds.is_let_go(*of, object)
+                    }
                     PersistError::Closed => self.changelog.is_none(),
                     _ => false,
                 };
@@ -383,6 +395,7 @@ impl History {
         let extents = handle.extents().len();
         say!(self, "log {index}: persisted {from}..{to} in {extents} objects");
         self.note(extents as u64);
+        assert!(!self.holds.is_gone(&handle), "a handle of log {index} names what the registry has deleted");
         self.model.check_handle(index, &handle, &self.machine.contents(), &mut self.rng);
         self.model.logs[index].handles.push(handle);
     }
@@ -540,6 +553,7 @@ impl History {
     }
 
     pub fn check_some_handles(&mut self, index: usize) {
+        self.check_holders();
         self.model.check_handles(index, &self.machine.contents(), &mut self.rng);
     }
 }

@@ -312,6 +312,12 @@ impl Machine {
         self.stores.iter().flat_map(objects).collect()
     }
 
+    /// Somebody else deletes a file.
+    pub fn delete_object(&self, bucket: &str, name: &str) {
+        let store = self.stores.iter().find(|store| store.url() == bucket);
+        store.expect("a bucket of this machine").tamper(name, None);
+    }
+
     /// The names of uploads that are neither complete nor aborted.
     pub fn open_uploads(&self) -> Vec<String> {
         self.stores.iter().flat_map(SimStore::open_uploads).collect()

@@ -177,8 +177,21 @@ impl Model {
         contents: &[Contents],
         rng: &mut SimRng,
     ) {
+        let from = self.logs[index].truncated;
+        self.check_handle_from(index, handle, from, contents, rng);
+    }
+
+    /// Reads a handle from the bucket, from a number on.
+    pub fn check_handle_from(
+        &self,
+        index: usize,
+        handle: &ChangelogHandle,
+        from: u64,
+        contents: &[Contents],
+        rng: &mut SimRng,
+    ) {
         let log = &self.logs[index];
-        let (from, to) = (handle.from().0.max(log.truncated), handle.to().0);
+        let (from, to) = (handle.from().0.max(from), handle.to().0);
         if from >= to {
             return;
         }

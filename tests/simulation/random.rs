@@ -17,7 +17,7 @@ pub struct Coverage {
 }
 
 /// What is done, each with a weight of its own in each history: some never, so that others are seen alone.
-const ACTIONS: [(Action, u64); 22] = [
+const ACTIONS: [(Action, u64); 25] = [
     (Action::Create, 6),
     (Action::Small, 40),
     (Action::Burst, 20),
@@ -37,6 +37,9 @@ const ACTIONS: [(Action, u64); 22] = [
     (Action::DiscardFound, 4),
     (Action::ReadFound, 5),
     (Action::CheckHandles, 3),
+    (Action::Register, 8),
+    (Action::HandOver, 3),
+    (Action::Release, 5),
     (Action::Faults, 8),
     (Action::Crash, 3),
     (Action::Steps, 50),
@@ -63,6 +66,9 @@ enum Action {
     DiscardFound,
     ReadFound,
     CheckHandles,
+    Register,
+    HandOver,
+    Release,
     Faults,
     Crash,
     Steps,
@@ -108,6 +114,7 @@ pub fn run(seed: u64, plant: Option<Plant>, verbose: bool) -> Coverage {
         seen.extend(store.stats().faults.keys().map(|operation| format!("bucket fault {operation}")));
     }
     seen.extend(readings.counters.lock().unwrap().keys().cloned());
+    seen.extend(history.outcomes().iter().cloned());
     Coverage { seen, trace: history.trace() }
 }
 
@@ -205,6 +212,12 @@ fn act(history: &mut History, action: Action, faulty: &Faulty) -> Result<(), Ove
             history.read_found(found, keep);
         }
         Action::CheckHandles if any_log => history.check_some_handles(log),
+        Action::Register => {
+            let count = 1 + history.rng.below(4) as usize;
+            history.register(count);
+        }
+        Action::HandOver => history.hand_over(),
+        Action::Release => history.release_some(),
         Action::Faults => faulty.change(history),
         Action::Crash => return crash(history, faulty),
         Action::Steps => {

@@ -91,6 +91,13 @@ impl History {
         }
         let sick = self.sick;
         self.settle()?;
+        for _ in 0..SETTLE_STEPS_MAX / 10 {
+            self.machine.pass(SETTLE_STEP);
+            self.step_now()?;
+        }
+        // Of what holders have, nothing was deleted meanwhile.
+        self.check_holders();
+        self.release_all();
         if !sick && !self.silent_faults {
             self.step_until("no object is left", |history| history.left_over().is_empty())?;
         }
@@ -99,6 +106,8 @@ impl History {
             return Ok(());
         }
         // What was forgotten while there was no disk to record it comes back, and goes for good.
+        assert!(sick || self.holders_known() == 0, "a holder was not forgotten");
+        self.release_all();
         for found in 0..self.found.len() {
             assert!(sick, "log {} was not forgotten", self.found[found].recovered.log());
             self.discard_found(found);
@@ -112,7 +121,7 @@ impl History {
     /// Objects that nobody needs when no log is left.
     fn left_over(&self) -> Vec<(String, String)> {
         let objects = self.machine.objects().into_keys();
-        objects.filter(|object| !self.orphans.contains(object)).collect()
+        objects.filter(|object| !self.orphans.contains(object) && !self.holds.is_undecided(object)).collect()
     }
 
     fn uploads_left_over(&self) -> Vec<String> {

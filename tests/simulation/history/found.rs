@@ -127,7 +127,11 @@ impl History {
         say!(self, "log {log}: read failed: {error}");
         let struck = self.machine.disk_faults() > disk_faults || self.machine.store_faults() > store_faults;
         assert!(
-            struck || self.silent_faults || self.machine.is_bucket_dead() || self.machine.is_down(),
+            struck
+                || self.silent_faults
+                || self.machine.is_bucket_dead()
+                || self.machine.is_down()
+                || self.holds.any_let_go(self.model.logs[log].id),
             "log {log}: read failed for no reason: {error}"
         );
     }
