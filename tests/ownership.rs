@@ -437,6 +437,39 @@ fn a_hold_that_could_not_be_recorded_is_an_error_until_it_is() {
 }
 
 #[test]
+fn what_one_directory_alone_has_recorded_keeps_the_object() {
+    for hand_over in [false, true] {
+        let machine = Machine::new(2);
+        let changelog = machine.open();
+        // On one directory each.
+        let (mut a, mut b) = (writer(&changelog, "a"), writer(&changelog, "b"));
+        append(&mut a, &[b"a"]);
+        append(&mut b, &[b"b"]);
+        let asked = a.persist_durably(ZERO);
+        let of_b = machine.persist(&changelog, &mut b, 0);
+        let of_a = asked.wait_timeout(Duration::ZERO).expect("they share the object").unwrap();
+        let handles = [of_a.clone(), of_b];
+        machine.worlds[1].set_fault(Fault::FilesError, 1000);
+        let outcome = match hand_over {
+            false => changelog.register("chk", &handles),
+            true => changelog.hand_over("chk", &handles),
+        };
+        assert!(matches!(outcome, Err(RegisterError::Manifest(_))), "{outcome:?}");
+        machine.crash((changelog, a, b));
+        machine.worlds[1].clear_faults();
+        let changelog = machine.open();
+        assert_eq!(changelog.holders(), ["chk"]);
+        changelog.recovered().iter().for_each(tidelog::RecoveredLog::discard);
+        machine.pass(&changelog, 30);
+        assert_eq!(machine.read(&of_a), [b"a"]);
+        changelog.release("chk").unwrap();
+        machine.pass(&changelog, 30);
+        // What was handed over without an answer may be nobody's.
+        assert!(hand_over || machine.objects().is_empty());
+    }
+}
+
+#[test]
 fn a_directory_out_of_service_takes_no_holder_and_forgets_none() {
     let machine = Machine::new(1);
     let changelog = machine.open();
@@ -601,6 +634,7 @@ fn at_the_quota_appends_are_refused_and_persists_go_on_until_truncations_make_ro
     truncate_all(&large);
     machine.pass(&changelog, 10);
     assert_eq!(large.append(KeyGroup(1), b"x"), Err(refused));
+    assert_eq!(warnings.0.lock().unwrap().len(), 1, "one for each time that it gets there");
     machine.crash((changelog, small, large));
     let changelog = machine.open_with(options());
     let mut writer = writer(&changelog, "later");

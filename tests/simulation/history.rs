@@ -192,17 +192,23 @@ impl History {
     fn step_now(&mut self) -> Result<(), Over> {
         let Some(changelog) = &self.changelog else { return Ok(()) };
         changelog.step();
-        if !self.machine.is_down() {
-            if !self.sick && self.machine.is_sick() {
-                say!(self, "the local directory is sick");
-                assert!(self.machine.disk_faults() > 0 || self.may_be_full(), "sick for no reason");
-                self.sick = true;
-                self.holds.ever_sick = true;
-            }
-            self.check_budget();
-        }
+        self.look();
         self.poll();
         if self.machine.is_down() { self.crash(self.planned_crash) } else { Ok(()) }
+    }
+
+    /// What can be seen of a machine that is up.
+    fn look(&mut self) {
+        if self.machine.is_down() {
+            return;
+        }
+        if !self.sick && self.machine.is_sick() {
+            say!(self, "the local directory is sick");
+            assert!(self.machine.disk_faults() > 0 || self.may_be_full(), "sick for no reason");
+            self.sick = true;
+            self.holds.ever_sick = true;
+        }
+        self.check_budget();
     }
 
     fn check_budget(&self) {

@@ -31,7 +31,7 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 24] = [
+const SEEN: [&str; 30] = [
     "bucket fault abort",
     "bucket fault complete",
     "bucket fault create",
@@ -51,7 +51,13 @@ const SEEN: [&str; 24] = [
     "disk fault ShortWrite",
     "disk fault StuckWrite",
     "disk fault WriteError",
+    "hand over: StillNeeded",
+    "hand over: ok",
     "objects overlap",
+    "register: HandedOver",
+    "register: NotOwned",
+    "register: ok",
+    "release: ok",
     "tidelog_local_high_water_total",
     "tidelog_segments_acquired_total recycled",
     "tidelog_segments_quarantined_total",

@@ -164,6 +164,12 @@ fn describe(content: &ManifestContent, state: &ManifestState, report: &mut Repor
         ]
     });
     report.list("objects", &["bucket", "object", "pieces", "bytes"], rows.collect());
+    let rows = state.holders().iter().flat_map(|(holder, held)| {
+        held.keys().map(|object| -> Vec<Value> {
+            vec![holder.clone().into(), object.clone().into(), state.is_handed_over(object).into()]
+        })
+    });
+    report.list("holders", &["holder", "object", "handed over"], rows.collect());
     let rows = state.uploads().iter().map(|(object, upload)| -> Vec<Value> {
         let buckets: Vec<&str> = upload.buckets.iter().map(|bucket| &**bucket).collect();
         vec![joined(buckets).into(), object.clone().into(), state.objects().contains_key(object).into()]
@@ -190,11 +196,12 @@ fn kind_of(record: &ManifestRecord) -> String {
     text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_owned()
 }
 
-/// Every byte of the objects that logs of the directory need.
+/// Every byte of the objects that logs of the directory need and may refer to.
 fn verify_objects(state: &ManifestState) -> Result<Vec<Report>, Failure> {
     let mut objects = Objects::default();
     for object in state.objects().values() {
-        for range in &object.ranges {
+        // What a registry let go of may be gone.
+        for range in object.ranges.iter().filter(|range| state.may_refer(range.log, &object.object)) {
             let extent = Extent {
                 pieces: object.pieces.clone(),
                 footer: object.footer.clone(),

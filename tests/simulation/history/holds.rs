@@ -142,6 +142,8 @@ impl History {
         outcome: Result<(), RegisterError>,
     ) {
         say!(self, "{name}: {outcome:?}");
+        // Waiting for the answer was stepping.
+        self.look();
         self.note(u64::from(outcome.is_ok()));
         // A dead process tells nobody anything.
         if self.machine.is_down() {
@@ -224,6 +226,7 @@ impl History {
         say!(self, "release {name}");
         let outcome = changelog.release(name);
         say!(self, "{name}: {outcome:?}");
+        self.look();
         self.poll();
         if self.machine.is_down() || outcome.is_err() {
             if !self.machine.is_down() {
