@@ -6,8 +6,8 @@
 //!
 //! Invariants:
 //! 1. A truncation never passes the start of a persist request that is not answered.
-//! 2. An object is deleted when no log and no holder of any ledger needs it and none says that it was handed over, and named
-//!    in one deletion at a time.
+//! 2. An object is deleted when no log and no holder of any ledger needs it, unless it was handed over, and named in one
+//!    deletion at a time.
 
 mod holds;
 mod quota;
@@ -256,7 +256,7 @@ impl Custody {
                 let ledger = &holding.ledger;
                 let needed = ledger.read(|state| {
                     let known = state.objects().contains_key(name);
-                    state.needs(name) || state.is_handed_over(name) || known && !settled
+                    state.needs(name) || known && !settled
                 });
                 needed || ledger.relies_on(name)
             });

@@ -449,14 +449,14 @@ fn what_one_directory_alone_has_recorded_keeps_the_object() {
         let of_b = machine.persist(&changelog, &mut b, 0);
         let of_a = asked.wait_timeout(Duration::ZERO).expect("they share the object").unwrap();
         let handles = [of_a.clone(), of_b];
-        machine.worlds[1].set_fault(Fault::FilesError, 1000);
+        machine.worlds[1].set_capacity_bytes(Some(0));
         let outcome = match hand_over {
             false => changelog.register("chk", &handles),
             true => changelog.hand_over("chk", &handles),
         };
         assert!(matches!(outcome, Err(RegisterError::Manifest(_))), "{outcome:?}");
         machine.crash((changelog, a, b));
-        machine.worlds[1].clear_faults();
+        machine.worlds[1].set_capacity_bytes(None);
         let changelog = machine.open();
         assert_eq!(changelog.holders(), ["chk"]);
         changelog.recovered().iter().for_each(tidelog::RecoveredLog::discard);
