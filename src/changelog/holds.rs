@@ -17,7 +17,8 @@ impl Changelog {
     /// being rescaled; 1 to 256 bytes. One that registers again keeps what it has and adds what is new.
     ///
     /// All handles are taken, or none. It is durable when this returns: the call blocks until the uploader has recorded it
-    /// in the manifests, which is a write and an fsync for each directory, behind what the uploader is doing. A truncation
+    /// in the manifests, which is a write and an fsync for each directory, behind what the uploader is doing. So it must not
+    /// be called by a waker of one of the changelog's futures, which runs on the uploader's thread. A truncation
     /// that was asked for and not carried out yet leaves the objects alone; after one that was carried out the call is
     /// refused.
     ///

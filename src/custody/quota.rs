@@ -3,9 +3,10 @@
 //! An object counts from its proof until its deletion is recorded, once, in however many directories it is known; one that
 //! was handed over does not count.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 
 use super::Custody;
+use crate::manifest::CompletedObject;
 use crate::types::LogId;
 
 /// The share of the quota at which there is an alarm, in percent.
@@ -38,83 +39,75 @@ impl Quota {
     }
 }
 
-/// What objects take.
-#[derive(Debug, Default)]
-struct Owned {
-    objects: u64,
-    bytes: u64,
-    /// Bytes that no log needs: holders have them, or their deletion is under way.
-    unneeded_bytes: u64,
-    /// Bytes of the objects with changes of each log.
-    logs: BTreeMap<LogId, (String, u64)>,
-}
-
 impl Custody {
     /// Looks at how much the objects take, if that may have changed: tells it, and refuses or accepts appends.
     pub(super) fn measure(&mut self) {
         if !std::mem::take(&mut self.quota.stale) {
             return;
         }
-        let owned = self.owned();
+        let (mut objects, mut bytes) = (0_u64, 0_u64);
+        self.each_owned(|object| {
+            objects += 1;
+            bytes += object.object_bytes();
+        });
         let directory = || self.holdings[0].directory.display().to_string();
-        let alarm = self.quota.alarms(owned.bytes);
-        metrics::gauge!("tidelog_owned_object_bytes", "directory" => directory()).set(owned.bytes as f64);
-        metrics::gauge!("tidelog_owned_objects", "directory" => directory()).set(owned.objects as f64);
+        let alarm = self.quota.alarms(bytes);
+        metrics::gauge!("tidelog_owned_object_bytes", "directory" => directory()).set(bytes as f64);
+        metrics::gauge!("tidelog_owned_objects", "directory" => directory()).set(objects as f64);
         metrics::gauge!("tidelog_quota_alarm", "directory" => directory()).set(f64::from(u8::from(alarm)));
         let Some(max) = self.quota.max else { return };
         if !std::mem::replace(&mut self.quota.alarmed, alarm) && alarm {
             tracing::warn!(
-                bytes = owned.bytes,
+                bytes,
                 max,
-                unneeded_bytes = owned.unneeded_bytes,
-                logs = most(&owned),
+                logs = self.largest_logs(),
                 "the objects of this changelog have {ALARM_PERCENT} % of object_bytes_max or more: take a snapshot and \
                  truncate the logs that have most, release holders that are not needed; at the limit appends are refused"
             );
         }
         for holding in &self.holdings {
-            holding.device.set_over_quota(owned.bytes >= max);
+            holding.device.set_over_quota(bytes >= max);
         }
     }
 
-    fn owned(&self) -> Owned {
-        let mut owned = Owned::default();
-        let mut seen: BTreeSet<String> = BTreeSet::new();
-        let mut needed: BTreeSet<String> = BTreeSet::new();
+    /// Shows each object once, as the first directory that knows it does.
+    fn each_owned(&self, mut show: impl FnMut(&CompletedObject)) {
+        let mut seen: HashSet<u64> = HashSet::new();
         for holding in &self.holdings {
             holding.ledger.read(|state| {
-                for object in state.objects().values().filter(|object| !state.is_handed_over(&object.object))
-                {
-                    let bytes = object.object_bytes();
-                    // Each log is in one directory, but an object may be known in several.
-                    let mut logs: Vec<LogId> = object.ranges.iter().map(|range| range.log).collect();
-                    logs.dedup();
-                    for log in logs {
-                        let name = || (state.logs()[&log].name.clone(), 0);
-                        owned.logs.entry(log).or_insert_with(name).1 += bytes;
-                    }
-                    if !object.ranges.is_empty() && needed.insert(object.object.clone()) {
-                        owned.unneeded_bytes = owned.unneeded_bytes.wrapping_sub(bytes);
-                    }
-                    if seen.insert(object.object.clone()) {
-                        owned.objects += 1;
-                        owned.bytes += bytes;
-                        owned.unneeded_bytes = owned.unneeded_bytes.wrapping_add(bytes);
+                let owned = state.objects().values().filter(|object| !state.is_handed_over(&object.object));
+                for object in owned {
+                    if self.holdings.len() == 1 || seen.insert(object.token) {
+                        show(object);
                     }
                 }
             });
         }
-        owned
     }
-}
 
-/// The logs that have most, readable.
-fn most(owned: &Owned) -> String {
-    let mut logs: Vec<(&LogId, &(String, u64))> = owned.logs.iter().collect();
-    logs.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
-    let named =
-        logs.iter().take(LOGS_NAMED).map(|(id, (name, bytes))| format!("{name} ({id}): {bytes} bytes"));
-    named.collect::<Vec<_>>().join(", ")
+    /// The logs that have most bytes in objects, readable: an object counts for each log with changes in it.
+    fn largest_logs(&self) -> String {
+        let mut logs: BTreeMap<LogId, (String, u64)> = BTreeMap::new();
+        for holding in &self.holdings {
+            holding.ledger.read(|state| {
+                for object in state.objects().values().filter(|object| !state.is_handed_over(&object.object))
+                {
+                    // Sorted by log.
+                    for ranges in object.ranges.chunk_by(|range, next| range.log == next.log) {
+                        let log = ranges[0].log;
+                        let (_, bytes) =
+                            logs.entry(log).or_insert_with(|| (state.logs()[&log].name.clone(), 0));
+                        *bytes += object.object_bytes();
+                    }
+                }
+            });
+        }
+        let mut logs: Vec<(LogId, (String, u64))> = logs.into_iter().collect();
+        logs.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
+        logs.truncate(LOGS_NAMED);
+        let named = logs.iter().map(|(id, (name, bytes))| format!("{name} ({id}): {bytes} bytes"));
+        named.collect::<Vec<_>>().join(", ")
+    }
 }
 
 #[cfg(test)]

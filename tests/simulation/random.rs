@@ -213,6 +213,27 @@ fn act(history: &mut History, action: Action, faulty: &Faulty) -> Result<(), Ove
         }
         Action::CheckHandles if any_log => history.check_some_handles(log),
         Action::Register => {
+            if any_live && history.rng.chance(400) {
+                // What the handle names may be on its way out.
+                let log = history.live[live].log;
+                for _ in 0..history.rng.below(12) {
+                    history.step()?;
+                }
+                let next = history.model.logs[log].next();
+                history.truncate(log, next);
+                for _ in 0..history.rng.below(4) {
+                    if faulty.bucket {
+                        let fault = tidelog_upload::sim::Fault::After;
+                        history
+                            .machine
+                            .stores
+                            .iter()
+                            .for_each(|store| store.fail_next(Operation::Delete, fault));
+                    }
+                    history.step()?;
+                }
+                history.register_of(log);
+            }
             let count = 1 + history.rng.below(4) as usize;
             history.register(count);
         }

@@ -97,6 +97,13 @@ impl History {
         self.register_as(name, chosen);
     }
 
+    /// Registers the last handle of a log, whatever has become of what it names.
+    pub fn register_of(&mut self, log: usize) {
+        let Some(handle) = self.model.logs[log].handles.last().cloned() else { return };
+        let name = self.any_name();
+        self.register_as(name, vec![(log, handle)]);
+    }
+
     /// Registers all handles that are still needed.
     pub fn register_all(&mut self, name: u64) {
         let needed = self.needed_handles();
@@ -167,6 +174,9 @@ impl History {
         let explained = match &error {
             RegisterError::NotOwned { bucket, object } => {
                 let file = (bucket.clone(), object.clone());
+                if self.machine.objects().contains_key(&file) {
+                    self.holds.outcomes.insert(format!("{verb}: NotOwned, being deleted"));
+                }
                 assert!(self.silent_faults || !self.holds.has(&file), "{file:?} is held, and was refused");
                 let truncated = chosen.iter().any(|(log, handle)| {
                     let names = |extent: &&tidelog::Extent| extent.object() == object;
