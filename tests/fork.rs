@@ -45,7 +45,7 @@ fn a_child_is_refused_and_the_parent_goes_on() {
                 matches!(control.confirm(SequenceNumber(1)), Err(ControlError::Forked(forked)) if refused(&forked)),
                 matches!(changelog.create_writer("child", KeyGroupRange::ALL), Err(CreateError::Forked(forked)) if refused(&forked)),
                 matches!(recovered.persist_durably(ZERO).wait(), Err(PersistError::Forked(forked)) if refused(&forked)),
-                matches!(changelog.register("child", &[held.clone()]), Err(RegisterError::Forked(forked)) if refused(&forked)),
+                matches!(changelog.register("child", std::slice::from_ref(&held)), Err(RegisterError::Forked(forked)) if refused(&forked)),
                 matches!(changelog.hand_over("child", &[held]), Err(RegisterError::Forked(forked)) if refused(&forked)),
                 matches!(changelog.release("held"), Err(ReleaseError::Forked(forked)) if refused(&forked)),
                 changelog.holders().is_empty(),
