@@ -43,6 +43,8 @@ struct Inner {
     broken: bool,
     /// Completed objects of which the file may not know that.
     unwritten: BTreeSet<String>,
+    /// Released holders of which the file may not know that.
+    unforgotten: BTreeSet<String>,
     detached: Option<Detached>,
 }
 
@@ -68,8 +70,16 @@ impl fmt::Debug for Ledger {
 impl Ledger {
     pub fn new(state: ManifestState, manifest: Manifest) -> Ledger {
         let rewritten_bytes = manifest.len_bytes();
-        let (noted, broken, unwritten, detached) = (Vec::new(), false, BTreeSet::new(), None);
-        let inner = Inner { state, manifest, rewritten_bytes, noted, broken, unwritten, detached };
+        let inner = Inner {
+            state,
+            manifest,
+            rewritten_bytes,
+            noted: Vec::new(),
+            broken: false,
+            unwritten: BTreeSet::new(),
+            unforgotten: BTreeSet::new(),
+            detached: None,
+        };
         Ledger { inner: Mutex::new(inner) }
     }
 
@@ -113,8 +123,14 @@ impl Ledger {
         let mut encoded = std::mem::take(&mut inner.noted);
         for record in records {
             encoded.push(record.encode());
-            if let (ManifestRecord::ObjectCompleted(object), None) = (&record, &inner.detached) {
-                inner.unwritten.insert(object.object.clone());
+            match (&record, &inner.detached) {
+                (ManifestRecord::ObjectCompleted(object), None) => {
+                    inner.unwritten.insert(object.object.clone());
+                }
+                (ManifestRecord::HolderReleased { holder }, None) => {
+                    inner.unforgotten.insert(holder.clone());
+                }
+                _ => {}
             }
             inner.apply(record);
         }
@@ -132,7 +148,7 @@ impl Ledger {
             inner.broken = true;
             return inner.rewrite();
         }
-        inner.unwritten.clear();
+        inner.written();
         Ok(())
     }
 
@@ -186,7 +202,7 @@ impl Ledger {
         let uploads = unfinished.chain(&inner.unwritten).cloned().collect();
         let objects = inner.state.objects().keys().cloned().collect();
         let late = (!inner.unwritten.is_empty()).then(|| inner.snapshot());
-        let holders = inner.state.holders().keys().cloned().collect();
+        let holders = inner.state.holders().keys().chain(&inner.unforgotten).cloned().collect();
         inner.detached = Some(Detached { uploads, late, objects, holders });
         inner.write_late();
     }
@@ -262,9 +278,15 @@ impl Inner {
         self.noted.clear();
         self.manifest.rewrite(&self.snapshot())?;
         self.broken = false;
-        self.unwritten.clear();
+        self.written();
         self.rewritten_bytes = self.manifest.len_bytes();
         Ok(())
+    }
+
+    /// The file knows all.
+    fn written(&mut self) {
+        self.unwritten.clear();
+        self.unforgotten.clear();
     }
 
     fn snapshot(&self) -> Vec<Vec<u8>> {

@@ -476,12 +476,17 @@ fn a_directory_out_of_service_takes_no_holder_and_forgets_none() {
     let mut log = writer(&changelog, "log");
     append(&mut log, &[b"one"]);
     let before = machine.persist(&changelog, &mut log, 0);
-    changelog.register("chk-1", std::slice::from_ref(&before)).unwrap();
+    for holder in ["chk-0", "chk-1"] {
+        changelog.register(holder, std::slice::from_ref(&before)).unwrap();
+    }
 
+    machine.worlds[0].set_capacity_bytes(Some(0));
+    assert!(matches!(changelog.release("chk-0"), Err(ReleaseError::Manifest(_))));
     machine.worlds[0].inject(Fault::EngineBreaks, 0);
     append(&mut log, &[b"in flight"]);
     drop(log.sync());
     machine.pass(&changelog, 1);
+    machine.worlds[0].set_capacity_bytes(None);
     let mut late = writer(&changelog, "late");
     append(&mut late, &[b"late"]);
     let after = machine.persist(&changelog, &mut late, 0);
@@ -491,8 +496,8 @@ fn a_directory_out_of_service_takes_no_holder_and_forgets_none() {
             assert!(matches!(refused, Err(RegisterError::OutOfService { .. })), "{refused:?}");
         }
     }
-    for _ in 0..2 {
-        assert!(matches!(changelog.release("chk-1"), Err(ReleaseError::OutOfService { .. })));
+    for holder in ["chk-0", "chk-1", "chk-1"] {
+        assert!(matches!(changelog.release(holder), Err(ReleaseError::OutOfService { .. })), "{holder}");
     }
     assert_eq!(changelog.holders(), [""; 0]);
     log.truncate_and_close();
@@ -500,8 +505,9 @@ fn a_directory_out_of_service_takes_no_holder_and_forgets_none() {
     machine.crash((changelog, late));
     machine.worlds[0].clear_faults();
     let changelog = machine.open();
-    assert_eq!(changelog.holders(), ["chk-1"]);
+    assert_eq!(changelog.holders(), ["chk-0", "chk-1"]);
     assert_eq!(machine.read(&before), [b"one"]);
+    changelog.release("chk-0").unwrap();
     changelog.recovered().iter().for_each(tidelog::RecoveredLog::discard);
     machine.pass(&changelog, 10);
     assert_eq!(machine.read(&before), [b"one"]);
