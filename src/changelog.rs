@@ -4,12 +4,12 @@
 //! by recovery.rs.
 
 mod holds;
+mod restore;
 mod site;
 mod wiring;
 
 use std::fmt;
 use std::io::{self, Read};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -29,8 +29,10 @@ use crate::device::{Device, LaneRef, Log, SLOTS_MAX, SpillRequest, lock};
 use crate::error::{CloseError, ControlError, CreateError, Forked, OpenError, SyncError};
 use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::ledger::Ledger;
+use crate::local::index::LocalIndex;
 use crate::manifest::ManifestRecord;
 use crate::options::{OptionError, Options, UploadRuntime};
+use crate::reader::LocalSite;
 use crate::recovered::RecoveredLog;
 use crate::spill::Spiller;
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
@@ -110,8 +112,8 @@ pub(crate) struct Core {
 
 /// What is fixed about one local directory.
 pub(crate) struct Site {
-    pub path: PathBuf,
-    pub files: Arc<dyn Files>,
+    pub local: Arc<LocalSite>,
+    pub index: Arc<Mutex<LocalIndex>>,
     pub ledger: Arc<Ledger>,
     pub engine: EngineInfo,
     pub readers: Arc<Readers>,

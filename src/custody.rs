@@ -20,9 +20,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::device::{Device, SpillRequest, lock};
 use crate::ledger::Ledger;
+use crate::local::index::LocalIndex;
 use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
 use crate::queue::LocalBlock;
-use crate::retention::{Retention, SegmentUse};
+use crate::retention::{Keep, Retention, SegmentUse};
 use crate::types::{LogId, SequenceNumber};
 use quota::Quota;
 
@@ -36,20 +37,52 @@ pub(crate) struct Holding {
     pub readers: Arc<Readers>,
     /// Uses that have ended, of which that is recorded, but not durably yet.
     pub unreleased: Vec<(u32, u64)>,
+    /// What the uses hold.
+    pub index: Arc<Mutex<LocalIndex>>,
+    /// What is kept for local restores, unless the spiller waits for room.
+    pub keep: Keep,
 }
 
 impl Holding {
+    /// A block is durable, or will never be more than in memory.
+    pub fn take_block(&mut self, block: &LocalBlock) {
+        if let Some(place) = &block.place {
+            self.retention.block(place.segment, place.epoch, block.number);
+            lock(&self.index).push(block);
+        }
+    }
+
+    /// What may be kept now.
+    fn keep(&mut self) -> Keep {
+        if self.keep.settled_max == 0 || self.device.pressed.load(Ordering::Acquire) {
+            return Keep::NONE;
+        }
+        if let Some(start) = self.retention.blocks_start() {
+            let settled = self.retention.settled();
+            let start = start.max(self.keep.needed_from);
+            // What is truncated stays so: each block is looked at until it is not needed, and never again.
+            self.keep.needed_from =
+                self.ledger.read(|state| lock(&self.index).needed_from(start..settled, state));
+        }
+        self.keep
+    }
+
     fn release_segments(&mut self) {
         if self.ledger.is_detached() {
             // Nothing is written to them any more, and the next open looks for all that the manifest names.
             return;
         }
-        let released = self.retention.take_released();
+        let keep = self.keep();
+        let released = self.retention.take_released(&keep);
+        if !released.is_empty() {
+            let mut index = lock(&self.index);
+            released.iter().for_each(|used| index.remove(used.blocks.clone()));
+        }
         let records: Vec<ManifestRecord> = released
             .iter()
-            .map(|&(segment, epoch)| ManifestRecord::SegmentReleased { segment, epoch })
+            .map(|&SegmentUse { segment, epoch, .. }| ManifestRecord::SegmentReleased { segment, epoch })
             .collect();
-        self.unreleased.extend(released);
+        self.unreleased.extend(released.iter().map(|used| (used.segment, used.epoch)));
         if self.unreleased.is_empty() {
             return;
         }
@@ -65,7 +98,7 @@ impl Holding {
     }
 }
 
-/// Counts who reads the local blocks of a device: meanwhile none of its segments is released.
+/// Counts who reads what only the local blocks of a device hold: meanwhile none of its segments is released.
 #[derive(Debug, Default)]
 pub(crate) struct Readers(Mutex<usize>);
 
@@ -337,7 +370,8 @@ impl Custody {
         self.release_segments(device);
     }
 
-    /// Ends the uses of segments that are not needed, unless somebody reads from them.
+    /// Ends the uses of segments that are not needed, nor kept for local restores, unless somebody reads what nothing else
+    /// holds.
     pub fn release_segments(&mut self, device: usize) {
         let readers = Arc::clone(&self.holdings[device].readers);
         readers.if_none(|| self.holdings[device].release_segments());

@@ -14,6 +14,7 @@ use crate::footer::FooterError;
 use crate::manifest::ManifestError as RecordError;
 use crate::options::OptionError;
 use crate::part::PartError;
+use crate::reader::HandlesError;
 use crate::types::{KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 
 /// Why a changelog could not be opened. Nothing was changed, except that a directory may have been made.
@@ -557,6 +558,9 @@ pub enum ReadError {
         /// What is wrong with it.
         source: PartError,
     },
+    /// The handles do not go together, or not with what was asked of them.
+    #[error(transparent)]
+    Handles(#[from] HandlesError),
     /// A local block is damaged or gone.
     #[error("{segment} in {directory} cannot be read at byte {offset}: {what}")]
     Local {

@@ -243,7 +243,20 @@ pub(crate) fn handle_in(
         let (from, to, object) = (first.first.max(from), last.end.min(to), first.object.clone());
         return Err(PersistError::Released { log, from, to, object });
     }
-    let extents = overlapping(known, from, to).map(|extent| {
+    ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents_in(state, log, from, to))
+        .map_err(|_| PersistError::OutOfRange { log, from, start: known.truncated, end: to })
+}
+
+/// What completed objects hold of the changes `[from, to)` of `log`: sorted, with holes where they hold nothing.
+pub(crate) fn extents_in(
+    state: &ManifestState,
+    log: LogId,
+    from: SequenceNumber,
+    to: SequenceNumber,
+) -> Vec<Extent> {
+    let known = state.logs().get(&log).into_iter();
+    let extents = known.flat_map(|known| overlapping(known, from, to));
+    let extents = extents.filter(|extent| state.may_refer(log, &extent.object)).map(|extent| {
         let object = &state.objects()[&extent.object];
         Extent {
             pieces: object.pieces.clone(),
@@ -253,8 +266,7 @@ pub(crate) fn handle_in(
             end: extent.end.min(to),
         }
     });
-    ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents.collect())
-        .map_err(|_| PersistError::OutOfRange { log, from, start: known.truncated, end: to })
+    extents.collect()
 }
 
 /// What objects hold of the changes `[from, to)` of a log.

@@ -3,17 +3,20 @@
 //! For restoring from a directory, and for looking into one. The directory is locked meanwhile, else nothing is changed:
 //! no segment is made, no cut recorded, no upload swept. What is durable there is found by recovery.rs, as at any open.
 
-use std::path::{Path, PathBuf};
+pub(crate) mod index;
+
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use tidelog_io::directory::{Directory, Manifest, RealFiles};
 use tidelog_io::disk::Files;
 
+use self::index::LocalIndex;
 use crate::error::{OpenError, ReadError};
-use crate::ledger::handle_in;
 use crate::manifest::ManifestState;
-use crate::reader::{ChangelogReader, Pin};
-use crate::recovered::{FoundLog, LocalSite, found_accessors};
+use crate::reader::{ChangelogReader, LocalSite};
+use crate::recovered::{FoundLog, found_accessors};
 use crate::recovery::{has_manifest, recover};
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 
@@ -51,16 +54,14 @@ pub struct LocalLog {
 }
 
 struct Site {
-    path: PathBuf,
-    files: Arc<dyn Files>,
+    site: Arc<LocalSite>,
+    index: LocalIndex,
     state: ManifestState,
-    /// Its lock.
-    _directory: Directory,
 }
 
 impl std::fmt::Debug for Site {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Site").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Site").field("site", &self.site).finish_non_exhaustive()
     }
 }
 
@@ -84,7 +85,9 @@ impl LocalLogs {
             .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
         let recovered = recover(0, &path, &*files, content.directory_id, &state)?;
         let found = recovered.logs(&state);
-        let site = Arc::new(Site { path, files, state, _directory: directory });
+        let index = LocalIndex::of(&recovered);
+        let site = Arc::new(LocalSite { path, files, _lock: Some(directory) });
+        let site = Arc::new(Site { site, index, state });
         let logs =
             found.into_iter().map(|found| LocalLog { site: Arc::clone(&site), found: Arc::new(found) });
         Ok(LocalLogs { logs: logs.collect() })
@@ -105,12 +108,9 @@ impl LocalLog {
     /// # Errors
     /// See [`ReadError`].
     pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
-        let site = Arc::clone(&self.site);
-        // The reader keeps the lock.
-        let pin = Pin(Box::new(move || drop(Arc::clone(&site))));
-        let segments = self.site.state.segments().clone();
-        let local = LocalSite { path: &self.site.path, files: &self.site.files, segments, pin };
-        self.found
-            .reader(key_groups, local, None, |from, to| handle_in(&self.site.state, self.found.log, from, to))
+        let Site { site, index, state, .. } = &*self.site;
+        let blocks = index.blocks_of(&BTreeSet::from([self.found.log])).remove(&self.found.log);
+        let local = blocks.map(|blocks| (Arc::clone(site), blocks));
+        self.found.reader(key_groups, &self.found.extents(state), local.as_ref(), None, None)
     }
 }

@@ -114,7 +114,8 @@ const METRICS: &[Metric] = &[
         MetricKind::Gauge,
         Unit::Bytes,
         DIRECTORY,
-        "bytes of segment files that cannot be recycled yet; at `local_bytes` appends wait for uploads",
+        "bytes of segment files that hold what is not in objects yet, or what is kept for local restores; at `local_bytes` appends \
+         wait for uploads",
     ),
     metric(
         "tidelog_spill_bytes_total",
@@ -139,6 +140,12 @@ const METRICS: &[Metric] = &[
         "tidelog_logs_lost_total",
         &[],
         "logs that lost changes which were in flight when a local engine broke",
+    ),
+    count(
+        "tidelog_local_read_failures_total",
+        &[],
+        "times that a restore read from objects what local blocks should have held: a file is gone or damaged, or its segment \
+         was used again meanwhile",
     ),
     count("tidelog_manifest_failures_total", &[], "records that a manifest did not take; it is written anew"),
     count(

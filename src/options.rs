@@ -10,10 +10,13 @@ pub use tidelog_upload::{HedgeOptions, UploadOptions};
 
 use crate::manifest::BUCKETS_MAX;
 pub use crate::part::Compression;
+use crate::retention::Keep;
 
 const MIB: usize = 1 << 20;
 /// Fewer would leave more blocks short, more would let parts and objects grow far beyond their size.
 const CHAIN_BLOCKS_MAX: usize = 8;
+/// Segments that are not kept for local restores: one that is open, the next one, and one more.
+const SEGMENTS_FREE: usize = 3;
 /// More than a block that holds a piece of one value has beside it.
 const BLOCK_OVERHEAD_BYTES: usize = 512;
 
@@ -45,6 +48,7 @@ pub struct Options {
     pub(crate) segment_bytes: u64,
     pub(crate) local_bytes: u64,
     pub(crate) object_bytes_max: Option<u64>,
+    pub(crate) local_retention_bytes: Option<u64>,
     pub(crate) memory_bytes: usize,
     pub(crate) value_bytes_max: usize,
     pub(crate) part_bytes: usize,
@@ -99,6 +103,7 @@ impl Options {
             segment_bytes: 256 << 20,
             local_bytes: 4 << 30,
             object_bytes_max: None,
+            local_retention_bytes: None,
             memory_bytes: 256 * MIB,
             value_bytes_max: 16 * MIB,
             part_bytes: 8 * MIB,
@@ -245,6 +250,16 @@ impl Options {
         self
     }
 
+    /// How much of each local directory may hold changes that are in objects already, in bytes, so that a
+    /// [`restore`](crate::Changelog::restore) reads them from there: a quarter of [`local_bytes`](Self::local_bytes). Whole
+    /// segments are kept, the newest ones, and three always stay free; when appends need the room, they get it at once, so
+    /// it costs no room, but time at the next open, which reads all that is kept. 0 keeps nothing longer than it is needed.
+    #[must_use]
+    pub fn local_retention_bytes(mut self, bytes: u64) -> Options {
+        self.local_retention_bytes = Some(bytes);
+        self
+    }
+
     /// The memory budget in bytes: 256 MiB. A quarter each for lanes, for blocks that wait for upload, for uploads and
     /// for values too large for a lane; the spiller's own blocks (twice the writes in flight and four more) come on top.
     #[must_use]
@@ -346,6 +361,14 @@ impl Options {
         let value_blocks = free_blocks.saturating_sub(self.chain_blocks_max() as u64).max(1);
         let room = value_blocks.saturating_mul((self.block_bytes - BLOCK_OVERHEAD_BYTES) as u64);
         self.value_bytes_max.min(usize::try_from(room).unwrap_or(usize::MAX))
+    }
+
+    /// What is kept of segments for local restores.
+    pub(crate) fn keep(&self) -> Keep {
+        let bytes = self.local_retention_bytes.unwrap_or(self.local_bytes / 4);
+        let segments = |bytes: u64| usize::try_from(bytes / self.segment_bytes).unwrap_or(usize::MAX);
+        let uses_max = (self.segments_max() as usize).saturating_sub(SEGMENTS_FREE);
+        Keep { settled_max: segments(bytes).min(uses_max), uses_max, needed_from: 0 }
     }
 
     pub(crate) fn segments_max(&self) -> u32 {

@@ -1,36 +1,48 @@
 //! `ChangelogReader`: the changes of handles, by key group, from objects or from local blocks.
 //!
 //! Order is promised per log and key group; metadata comes first, over all handles. Every byte handed out was verified.
-//! What is in a part, directory or changeset is known to part.rs; which blocks a recovered log still has, to its caller.
+//! Which changes are read from where is planned in restore.rs; what is in a part, directory or changeset is known to
+//! part.rs.
 //!
-//! A reader first reads the footers, then the directories of the runs that it needs, then one range of each run: the
-//! changesets of neighbouring key groups are neighbours. Some ranges ahead of the one being read are on their way; what
-//! is in memory is bounded by them, and by the directories, which take under one percent of an object.
+//! A reader passes over the items of its plan twice, first for metadata, then for data. On the way from an object to its
+//! changes are queues, in the order of the plan: footers, directories of the runs that it needs, and ranges of those runs:
+//! the changesets of neighbouring key groups are neighbours. In each some are asked for ahead of the one being read, so what
+//! is in memory is bounded by that, and by what objects.rs keeps of footers and directories.
 
 mod local;
+mod objects;
+mod restore;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use tidelog_upload::bucket::BucketIndex;
-use tidelog_upload::{Driver, Pending, Runtime, Store, StoreError, UploadOptions};
+use tidelog_upload::Store;
 
 use crate::error::ReadError;
-use crate::footer::Footer;
-use crate::handle::{ChangelogHandle, Extent};
-use crate::part::{Changeset, Compression, Directory, DirectoryEntry, PartError, PartId, Run};
-use crate::piece;
+use crate::footer::{Footer, FooterError};
+use crate::handle::ChangelogHandle;
+use crate::part::{Changeset, Directory, DirectoryEntry};
 use crate::types::{KeyGroup, KeyGroupRange, LogId, SequenceNumber};
-pub(crate) use local::{BlockRef, LocalFiles, LocalSource, Pin};
-use local::{local_groups, read_local};
+use local::LocalGroup;
+pub(crate) use local::{LocalSite, Pin};
+use objects::{Asked, ObjectSource, PartRun, Rope, Unread};
+pub use restore::{HandlesError, Restore};
+use restore::{Item, Shared, cover};
+pub(crate) use restore::{LocalBlocks, Plan};
 
-/// Requests under way at once.
-const READ_AHEAD: usize = 8;
-/// Threads of a reader that is opened without a changelog.
-const DOWNLOAD_THREADS: usize = 2;
+/// Ranges of objects under way at once, or here and not handed out.
+const READ_AHEAD: usize = 16;
+/// Their bytes, unless one alone has more.
+const READ_AHEAD_BYTES: u64 = 64 << 20;
+/// Changesets side by side are asked for together, up to this many bytes.
+const RANGE_BYTES: u64 = 4 << 20;
+/// Footers asked for ahead.
+const FOOTERS_AHEAD: usize = 16;
+/// Directories asked for ahead: they are small, so what they take is the time of a request.
+const DIRECTORIES_AHEAD: usize = 64;
 
 /// One change, as it was appended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,12 +80,19 @@ pub struct Change {
 /// ```
 #[derive(Debug)]
 pub struct ChangelogReader {
+    shared: Arc<Shared>,
     key_groups: KeyGroupRange,
-    buckets: Buckets,
-    sources: Vec<Source>,
-    fetches: VecDeque<Fetch>,
-    under_way: VecDeque<UnderWay>,
-    prepared: bool,
+    stats: ReadStats,
+    /// Metadata is read in the first pass, data in the second one.
+    metadata: bool,
+    /// The next item of the pass.
+    next_item: usize,
+    footers: VecDeque<Ahead<Asked<Arc<Footer>>>>,
+    runs: VecDeque<Ahead<PartRun>>,
+    directories: VecDeque<Ahead<(PartRun, Asked<Arc<Directory>>)>>,
+    ranges: VecDeque<Ahead<EntryRange>>,
+    under_way: VecDeque<Ahead<(EntryRange, Asked<Rope>)>>,
+    bytes_under_way: u64,
     /// What the blocking iterator has not handed out.
     batch: std::vec::IntoIter<Change>,
     failed: bool,
@@ -82,109 +101,54 @@ pub struct ChangelogReader {
 /// What a reader has read so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadStats {
-    /// Requests to buckets.
+    /// Requests to buckets. One whose answer several readers use counts for the one that asked.
     pub requests: u64,
     /// Bytes from buckets.
     pub bytes: u64,
+    /// Bytes of blocks of local directories.
+    pub local_bytes: u64,
 }
 
-/// Changes of one log, from one place.
+/// Something in a queue. Local blocks pass through all of them, to keep their place.
 #[derive(Debug)]
-enum Source {
-    Object(ObjectSource),
-    Local(LocalSource),
+enum Ahead<T> {
+    Object(Arc<ObjectSource>, T),
+    Local(Arc<LocalGroup>),
 }
 
-/// An extent of a handle.
-#[derive(Debug)]
-struct ObjectSource {
-    log: LogId,
-    extent: Extent,
-    runs: Vec<PartRun>,
-}
-
-/// A log's run in one part of an object.
+/// Neighbouring changesets of one run.
 #[derive(Clone, Debug)]
-struct PartRun {
-    part: PartId,
-    /// Where the run starts in the object, in bytes.
-    offset: u64,
-    compression: Compression,
-    run: Run,
+struct EntryRange {
+    run: PartRun,
+    directory: Arc<Directory>,
+    entries: Range<usize>,
+    /// It was damaged before.
+    again: bool,
 }
 
-/// Neighbouring changesets of one run, or of a group of local blocks.
-#[derive(Debug)]
-enum Fetch {
-    Object { source: usize, run: PartRun, entries: Vec<DirectoryEntry> },
-    Local { source: usize, blocks: Range<usize>, metadata: bool },
-}
-
-#[derive(Debug)]
-struct UnderWay {
-    fetch: Fetch,
-    /// `None` for local blocks, which are read when it is their turn.
-    bytes: Option<Download>,
-}
-
-/// Bytes on their way from buckets: the concatenation of these.
-type Download = Vec<Pending<Result<Bytes, StoreError>>>;
-
-/// Buckets by URL: those of a changelog, and others once a handle names them.
-#[derive(Debug, Default)]
-struct Buckets {
-    open: HashMap<Arc<str>, (Arc<Driver>, BucketIndex)>,
-    stats: ReadStats,
-}
-
-impl Buckets {
-    /// Those of a driver.
-    fn of(driver: &Arc<Driver>) -> Buckets {
-        let bucket = |(index, store): (usize, &Arc<dyn Store>)| {
-            (Arc::from(store.url()), (Arc::clone(driver), BucketIndex(index)))
-        };
-        Buckets {
-            open: driver.stores().iter().enumerate().map(bucket).collect(),
-            stats: ReadStats::default(),
-        }
+impl EntryRange {
+    fn entries(&self) -> &[DirectoryEntry] {
+        &self.directory.entries()[self.entries.clone()]
     }
 
-    fn find(&mut self, bucket: &Arc<str>) -> Result<(Arc<Driver>, BucketIndex), ReadError> {
-        if let Some((driver, index)) = self.open.get(bucket) {
-            return Ok((Arc::clone(driver), *index));
-        }
-        let store = tidelog_upload::open_store(bucket)?;
-        let runtime = Runtime::Own { threads: DOWNLOAD_THREADS };
-        let driver = Arc::new(Driver::start(vec![store], runtime, UploadOptions::default())?);
-        self.open.insert(Arc::clone(bucket), (Arc::clone(&driver), BucketIndex(0)));
-        Ok((driver, BucketIndex(0)))
-    }
-
-    /// A range of the object's bytes, wherever they are.
-    fn get(&mut self, extent: &Extent, range: Range<u64>) -> Result<Download, ReadError> {
-        let mut download = Vec::new();
-        for (piece, range) in piece::locate(&extent.pieces, range) {
-            let (driver, bucket) = self.find(&piece.bucket)?;
-            self.stats.requests += 1;
-            self.stats.bytes += range.end - range.start;
-            let (resolver, pending) = tidelog_upload::channel();
-            driver.get(bucket, &piece.object, range, move |outcome| resolver.resolve(outcome));
-            download.push(pending);
-        }
-        Ok(download)
+    /// Where they stand in the run, in bytes.
+    fn bytes(&self) -> Range<u64> {
+        let entries = self.entries();
+        let start = entries.first().map_or(0, |entry| entry.range.start);
+        start..entries.last().map_or(start, |entry| entry.range.end)
     }
 }
 
 impl ChangelogReader {
-    /// A reader of `handles` on any machine that reaches their buckets.
+    /// A reader of `handles` on any machine that reaches their buckets: [`Restore`] for one reader.
     ///
     /// # Errors
-    /// A bucket that cannot be opened. Objects are first read by [`next_batch`](Self::next_batch).
+    /// As [`Restore::open`] and [`Restore::reader`].
     pub fn open(
         handles: &[ChangelogHandle],
         key_groups: KeyGroupRange,
     ) -> Result<ChangelogReader, ReadError> {
-        ChangelogReader::new(handles, key_groups, None)
+        Restore::open(handles)?.reader(key_groups)
     }
 
     /// A reader of `handles` whose buckets are `stores`, on the calling thread. For simulations.
@@ -197,52 +161,29 @@ impl ChangelogReader {
         key_groups: KeyGroupRange,
         stores: Vec<Arc<dyn Store>>,
     ) -> Result<ChangelogReader, ReadError> {
-        let driver = Driver::inline(stores, UploadOptions::default(), Arc::new(Instant::now))?;
-        ChangelogReader::new(handles, key_groups, Some(&Arc::new(driver)))
+        Restore::open_simulated(handles, stores)?.reader(key_groups)
     }
 
-    /// As [`open`](Self::open), with a driver for some of the buckets.
-    pub(crate) fn new(
-        handles: &[ChangelogHandle],
-        key_groups: KeyGroupRange,
-        driver: Option<&Arc<Driver>>,
-    ) -> Result<ChangelogReader, ReadError> {
-        let buckets = driver.map_or_else(Buckets::default, Buckets::of);
-        let mut reader = ChangelogReader {
+    fn new(shared: Arc<Shared>, key_groups: KeyGroupRange) -> ChangelogReader {
+        ChangelogReader {
+            shared,
             key_groups,
-            buckets,
-            sources: Vec::new(),
-            fetches: VecDeque::new(),
+            stats: ReadStats::default(),
+            metadata: true,
+            next_item: 0,
+            footers: VecDeque::new(),
+            runs: VecDeque::new(),
+            directories: VecDeque::new(),
+            ranges: VecDeque::new(),
             under_way: VecDeque::new(),
-            prepared: false,
+            bytes_under_way: 0,
             batch: Vec::new().into_iter(),
             failed: false,
-        };
-        reader.add_handles(handles)?;
-        Ok(reader)
-    }
-
-    /// Adds handles, read after what is there already.
-    pub(crate) fn add_handles(&mut self, handles: &[ChangelogHandle]) -> Result<(), ReadError> {
-        let key_groups = self.key_groups;
-        for handle in handles.iter().filter(|handle| handle.key_groups().intersection(key_groups).is_some()) {
-            for extent in handle.extents() {
-                for piece in &extent.pieces {
-                    self.buckets.find(&piece.bucket)?;
-                }
-                let (log, extent) = (handle.log(), extent.clone());
-                self.sources.push(Source::Object(ObjectSource { log, extent, runs: Vec::new() }));
-            }
         }
-        Ok(())
     }
 
-    /// Adds local blocks, read after what is there already.
-    pub(crate) fn add_local(&mut self, local: LocalSource) {
-        self.sources.push(Source::Local(local));
-    }
-
-    /// The next changes, some thousands at a time; `None` at the end. After an error the reader is over.
+    /// The next changes, some thousands at a time; `None` at the end. After an error the reader is over. A future that is
+    /// dropped takes nothing with it.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -250,49 +191,48 @@ impl ChangelogReader {
         if self.failed {
             return Ok(None);
         }
-        self.failed = true;
-        let batch = self.read_batch().await?;
-        self.failed = false;
-        Ok(batch)
+        let batch = self.read_batch().await;
+        self.failed = batch.is_err();
+        batch
     }
 
-    /// What was asked of buckets so far.
+    /// What was read so far.
     #[must_use]
     pub fn stats(&self) -> ReadStats {
-        self.buckets.stats
+        self.stats
     }
 
     async fn read_batch(&mut self) -> Result<Option<Vec<Change>>, ReadError> {
-        if !self.prepared {
-            self.read_footers().await?;
-            self.read_directories().await?;
-            self.prepared = true;
-        }
         loop {
-            while self.under_way.len() < READ_AHEAD
-                && let Some(fetch) = self.fetches.pop_front()
-            {
-                let bytes = self.start(&fetch)?;
-                self.under_way.push_back(UnderWay { fetch, bytes });
-            }
-            let Some(UnderWay { fetch, bytes }) = self.under_way.pop_front() else { return Ok(None) };
-            let changes = match (&fetch, bytes) {
-                (Fetch::Object { .. }, Some(bytes)) => {
-                    let bytes = settled(bytes).await?;
-                    match self.unpack(&fetch, bytes) {
-                        // Damage on the way is told from damage in the store by asking again, once.
-                        Err(ReadError::Damaged { .. }) => {
-                            let again = self.start(&fetch)?.expect("an object is read by request");
-                            self.unpack(&fetch, settled(again).await?)?
+            self.look_ahead()?;
+            // What is awaited stays where it is until it has come, so that nothing is lost with a dropped future.
+            let changes = match self.under_way.front_mut() {
+                Some(Ahead::Object(_, (_, asked))) => {
+                    asked.come().await;
+                    self.take_range()?
+                }
+                Some(Ahead::Local(group)) => {
+                    let group = Arc::clone(group);
+                    match group.read(self.metadata, self.key_groups, &mut self.stats) {
+                        Ok(changes) => {
+                            self.under_way.pop_front();
+                            changes
                         }
-                        unpacked => unpacked?,
+                        Err(error) => {
+                            self.fall_back(&group, error).await?;
+                            Vec::new()
+                        }
                     }
                 }
-                (Fetch::Local { source, blocks, metadata }, _) => {
-                    let Source::Local(local) = &self.sources[*source] else { unreachable!("it is local") };
-                    read_local(local, &local.blocks[blocks.clone()], *metadata, self.key_groups)?
+                None => {
+                    if !self.await_ahead().await {
+                        if !self.metadata {
+                            return Ok(None);
+                        }
+                        (self.metadata, self.next_item) = (false, 0);
+                    }
+                    Vec::new()
                 }
-                (Fetch::Object { .. }, None) => unreachable!("an object is read by request"),
             };
             if !changes.is_empty() {
                 return Ok(Some(changes));
@@ -300,133 +240,215 @@ impl ChangelogReader {
         }
     }
 
-    /// Reads the footers of all objects, each once, and notes the runs that are needed.
-    async fn read_footers(&mut self) -> Result<(), ReadError> {
-        let mut footers: HashMap<(Arc<str>, String), Arc<Footer>> = HashMap::new();
-        for source in &mut self.sources {
-            let Source::Object(source) = source else { continue };
-            let Extent { pieces, footer, token, .. } = &source.extent;
-            // A file belongs to one object.
-            let key = (Arc::clone(&pieces[0].bucket), pieces[0].object.clone());
-            if !footers.contains_key(&key) {
-                let bytes = settled(self.buckets.get(&source.extent, footer.clone())?).await?;
-                let footer = Footer::decode(&bytes, Some(*token)).map_err(|error| ReadError::Footer {
-                    object: source.extent.object().to_owned(),
-                    source: error,
-                })?;
-                footers.insert(key.clone(), Arc::new(footer));
+    /// Moves everything on that can be, and asks for what is next.
+    fn look_ahead(&mut self) -> Result<(), ReadError> {
+        let shared = Arc::clone(&self.shared);
+        while self.footers.len() < FOOTERS_AHEAD
+            && let Some(item) = shared.items.get(self.next_item)
+        {
+            self.next_item += 1;
+            if item.key_groups().intersection(self.key_groups).is_none() {
+                continue;
             }
-            source.runs = needed_runs(&footers[&key], source.log, &source.extent)?;
+            match item {
+                Item::Object(_, source) => self.ask_footer(source)?,
+                Item::Local(group) if group.failed.load(Ordering::Relaxed) => {
+                    group.objects.iter().try_for_each(|source| self.ask_footer(source))?;
+                }
+                Item::Local(group) => self.footers.push_back(Ahead::Local(Arc::clone(group))),
+            }
+        }
+        while self.runs.len() < DIRECTORIES_AHEAD
+            && let Some(footer) = pop_here(&mut self.footers, Asked::is_here)
+        {
+            match footer {
+                Ahead::Local(group) => self.runs.push_back(Ahead::Local(group)),
+                Ahead::Object(source, footer) => {
+                    let runs = runs_of(&source, footer)?;
+                    self.runs.extend(runs.into_iter().map(|run| Ahead::Object(Arc::clone(&source), run)));
+                }
+            }
+        }
+        while self.directories.len() < DIRECTORIES_AHEAD
+            && let Some(run) = self.runs.pop_front()
+        {
+            self.directories.push_back(match run {
+                Ahead::Local(group) => Ahead::Local(group),
+                Ahead::Object(source, run) => {
+                    let directory = shared.objects.directory(&source, &run, &mut self.stats)?;
+                    Ahead::Object(source, (run, directory))
+                }
+            });
+        }
+        while self.under_way.len() < READ_AHEAD && self.bytes_under_way < READ_AHEAD_BYTES {
+            match self.ranges.pop_front() {
+                Some(Ahead::Local(group)) => self.under_way.push_back(Ahead::Local(group)),
+                Some(Ahead::Object(source, range)) => {
+                    let asked = self.ask_range(&source, &range)?;
+                    self.under_way.push_back(Ahead::Object(source, (range, asked)));
+                }
+                None => match pop_here(&mut self.directories, |(_, directory)| directory.is_here()) {
+                    Some(Ahead::Local(group)) => self.ranges.push_back(Ahead::Local(group)),
+                    Some(Ahead::Object(source, (run, directory))) => {
+                        let ranges = self.ranges_of(&source, run, directory)?;
+                        let ranges =
+                            ranges.into_iter().map(|range| Ahead::Object(Arc::clone(&source), range));
+                        self.ranges.extend(ranges);
+                    }
+                    None => break,
+                },
+            }
         }
         Ok(())
     }
 
-    /// Reads the directories of all runs, and plans what to fetch: metadata first.
-    async fn read_directories(&mut self) -> Result<(), ReadError> {
-        let mut data = VecDeque::new();
-        let mut waiting: VecDeque<(usize, PartRun, Download)> = VecDeque::new();
-        for index in 0..self.sources.len() {
-            let groups = match &self.sources[index] {
-                Source::Object(_) => Vec::new(),
-                Source::Local(local) => local_groups(&local.blocks),
-            };
-            if !groups.is_empty() {
-                // The order of the sources must hold over those that are on their way.
-                while let Some((source, run, bytes)) = waiting.pop_front() {
-                    self.plan(source, run, settled(bytes).await?, &mut data)?;
-                }
-            }
-            for blocks in groups {
-                let fetch = |metadata| Fetch::Local { source: index, blocks: blocks.clone(), metadata };
-                self.fetches.push_back(fetch(true));
-                data.push_back(fetch(false));
-            }
-            let (extent, runs) = match &self.sources[index] {
-                Source::Object(source) => (source.extent.clone(), source.runs.clone()),
-                Source::Local(_) => continue,
-            };
-            for run in runs {
-                let range = run.offset..run.offset + u64::from(run.run.directory_len);
-                let bytes = self.buckets.get(&extent, range)?;
-                waiting.push_back((index, run, bytes));
-                if waiting.len() > READ_AHEAD
-                    && let Some((source, run, bytes)) = waiting.pop_front()
-                {
-                    self.plan(source, run, settled(bytes).await?, &mut data)?;
-                }
-            }
+    /// Waits for what everything behind it waits for. `false` if there is nothing.
+    async fn await_ahead(&mut self) -> bool {
+        if let Some(Ahead::Object(_, (_, directory))) = self.directories.front_mut() {
+            directory.come().await;
+        } else if let Some(Ahead::Object(_, footer)) = self.footers.front_mut() {
+            footer.come().await;
+        } else {
+            return false;
         }
-        while let Some((source, run, bytes)) = waiting.pop_front() {
-            self.plan(source, run, settled(bytes).await?, &mut data)?;
-        }
-        self.fetches.append(&mut data);
+        true
+    }
+
+    fn ask_footer(&mut self, source: &Arc<ObjectSource>) -> Result<(), ReadError> {
+        let footer = self.shared.objects.footer(source, &mut self.stats)?;
+        self.footers.push_back(Ahead::Object(Arc::clone(source), footer));
         Ok(())
     }
 
-    fn plan(
-        &mut self,
-        source: usize,
+    fn ask_range(&mut self, source: &ObjectSource, range: &EntryRange) -> Result<Asked<Rope>, ReadError> {
+        let bytes = range.bytes();
+        let (start, end) = (range.run.offset + bytes.start, range.run.offset + bytes.end);
+        let asked = self.shared.objects.download(source, start..end, &mut self.stats)?;
+        self.bytes_under_way += end - start;
+        Ok(asked)
+    }
+
+    /// The changesets of a run that this pass reads, cut into ranges.
+    fn ranges_of(
+        &self,
+        source: &ObjectSource,
         run: PartRun,
-        directory: Bytes,
-        data: &mut VecDeque<Fetch>,
-    ) -> Result<(), ReadError> {
-        let end = run.offset + u64::from(run.run.directory_len);
-        let directory = Directory::decode(&directory, run.part, &run.run)
-            .map_err(|error| self.damaged(source, &run, run.offset..end, error))?;
-        let (metadata, wanted): (Vec<_>, Vec<_>) = directory
-            .entries()
-            .iter()
-            .filter(|entry| entry.group.is_none_or(|group| self.key_groups.contains(group)))
-            .cloned()
-            .partition(|entry| entry.group.is_none());
-        if !metadata.is_empty() {
-            self.fetches.push_back(Fetch::Object { source, run: run.clone(), entries: metadata });
+        directory: Asked<Arc<Directory>>,
+    ) -> Result<Vec<EntryRange>, ReadError> {
+        let directory = directory.take().map_err(|unread| unread.of(source, Some(&run)))?;
+        let entries = directory.entries();
+        // Metadata stands first, key groups are sorted.
+        let place = |group: Option<KeyGroup>| entries.partition_point(|entry| entry.group < group);
+        let (first, last) = (Some(self.key_groups.first()), Some(self.key_groups.last()));
+        let wanted = match self.metadata {
+            true => 0..entries.partition_point(|entry| entry.group.is_none()),
+            false => place(first)..entries.partition_point(|entry| entry.group <= last),
+        };
+        let mut ranges = Vec::new();
+        let mut start = wanted.start;
+        while start < wanted.end {
+            let limit = entries[start].range.start.saturating_add(RANGE_BYTES);
+            let fitting = entries[start..wanted.end].partition_point(|entry| entry.range.end <= limit);
+            let end = start + fitting.max(1);
+            let (run, directory) = (run.clone(), Arc::clone(&directory));
+            ranges.push(EntryRange { run, directory, entries: start..end, again: false });
+            start = end;
         }
-        if !wanted.is_empty() {
-            data.push_back(Fetch::Object { source, run, entries: wanted });
+        Ok(ranges)
+    }
+
+    /// The changes of the first range under way, which is here.
+    fn take_range(&mut self) -> Result<Vec<Change>, ReadError> {
+        let Some(Ahead::Object(source, (mut range, asked))) = self.under_way.pop_front() else {
+            unreachable!("an object's range has come")
+        };
+        let bytes = range.bytes();
+        self.bytes_under_way -= bytes.end - bytes.start;
+        let rope = asked.take().map_err(|unread| unread.of(&source, Some(&range.run)))?;
+        match unpack(&source, &range, &rope) {
+            // Damage on the way is told from damage in the store by asking again, once.
+            Err(ReadError::Damaged { .. }) if !range.again => {
+                range.again = true;
+                let asked = self.ask_range(&source, &range)?;
+                self.under_way.push_front(Ahead::Object(source, (range, asked)));
+                Ok(Vec::new())
+            }
+            unpacked => unpacked,
+        }
+    }
+
+    /// Puts what objects hold of local blocks that could not be read in their place, at the front.
+    async fn fall_back(&mut self, group: &Arc<LocalGroup>, error: ReadError) -> Result<(), ReadError> {
+        if !cover(&group.objects, &group.numbers) {
+            return Err(error);
+        }
+        if !group.failed.swap(true, Ordering::Relaxed) {
+            metrics::counter!("tidelog_local_read_failures_total").increment(1);
+        }
+        if !self.shared.warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "local blocks cannot be read: what they hold is read from objects, here and wherever else \
+                that is so in this restore");
+        }
+        let mut ranges = Vec::new();
+        for source in &group.objects {
+            let mut footer = self.shared.objects.footer(source, &mut self.stats)?;
+            footer.come().await;
+            for run in runs_of(source, footer)? {
+                let mut directory = self.shared.objects.directory(source, &run, &mut self.stats)?;
+                directory.come().await;
+                let found = self.ranges_of(source, run, directory)?;
+                ranges.extend(found.into_iter().map(|range| (Arc::clone(source), range)));
+            }
+        }
+        // From here on nothing is awaited.
+        self.under_way.pop_front();
+        for (index, (source, range)) in ranges.into_iter().enumerate() {
+            let asked = self.ask_range(&source, &range)?;
+            self.under_way.insert(index, Ahead::Object(source, (range, asked)));
         }
         Ok(())
     }
+}
 
-    fn start(&mut self, fetch: &Fetch) -> Result<Option<Download>, ReadError> {
-        let Fetch::Object { source, run, entries } = fetch else { return Ok(None) };
-        let Source::Object(source) = &self.sources[*source] else { unreachable!("it is an object") };
-        let range = byte_range(entries);
-        self.buckets.get(&source.extent, run.offset + range.start..run.offset + range.end).map(Some)
-    }
+/// Takes the front of a queue if it has come; local blocks always have.
+fn pop_here<T>(queue: &mut VecDeque<Ahead<T>>, is_here: impl FnOnce(&mut T) -> bool) -> Option<Ahead<T>> {
+    let here = match queue.front_mut()? {
+        Ahead::Object(_, asked) => is_here(asked),
+        Ahead::Local(_) => true,
+    };
+    if here { queue.pop_front() } else { None }
+}
 
-    /// Verifies the changesets of a fetch and takes their changes apart.
-    fn unpack(&self, fetch: &Fetch, bytes: Bytes) -> Result<Vec<Change>, ReadError> {
-        let Fetch::Object { source, run, entries } = fetch else { unreachable!("it is an object") };
-        let Source::Object(object) = &self.sources[*source] else { unreachable!("it is an object") };
-        let start = byte_range(entries).start;
-        let mut changes = Vec::new();
-        for entry in entries {
-            let piece = bytes.slice((entry.range.start - start) as usize..(entry.range.end - start) as usize);
-            let changeset = Changeset::decode(piece, run.part, object.log, entry.group, run.compression)
-                .map_err(|error| {
-                    let range = run.offset + entry.range.start..run.offset + entry.range.end;
-                    self.damaged(*source, run, range, error)
-                })?;
-            let wanted = object.extent.first..object.extent.end;
-            take_changes(changeset, object.log, entry.group, &wanted, &mut changes);
-        }
-        Ok(changes)
+/// The runs that hold a source's changes, by a footer that has come.
+fn runs_of(source: &ObjectSource, footer: Asked<Arc<Footer>>) -> Result<Vec<PartRun>, ReadError> {
+    let footer = footer.take().map_err(|unread| unread.of(source, None))?;
+    let (expected, found) = (source.extent.token, footer.token());
+    if expected != found {
+        // Another handle described the object otherwise.
+        return Err(Unread::Footer(FooterError::Misplaced { expected, found }).of(source, None));
     }
+    source.runs(&footer)
+}
 
-    fn damaged(&self, source: usize, run: &PartRun, range: Range<u64>, error: PartError) -> ReadError {
-        let object = match &self.sources[source] {
-            Source::Object(source) => source.extent.object().to_owned(),
-            Source::Local(local) => local.directory.display().to_string(),
-        };
-        ReadError::Damaged {
-            object,
-            part: run.part.index as usize,
-            start: range.start,
-            end: range.end,
-            source: error,
-        }
+/// Verifies changesets and takes their changes apart.
+fn unpack(source: &ObjectSource, range: &EntryRange, rope: &Rope) -> Result<Vec<Change>, ReadError> {
+    let EntryRange { run, .. } = range;
+    let start = range.bytes().start;
+    let mut changesets = Vec::with_capacity(range.entries().len());
+    for entry in range.entries() {
+        let bytes = rope.slice((entry.range.start - start) as usize..(entry.range.end - start) as usize);
+        let changeset = Changeset::decode(bytes, run.part, source.log, entry.group, run.compression)
+            .map_err(|error| source.damaged(run, entry.range.clone(), error))?;
+        changesets.push((entry.group, changeset));
     }
+    let count = changesets.iter().map(|(_, changeset)| changeset.count()).sum::<u64>();
+    let mut changes = Vec::with_capacity(count as usize);
+    let (log, wanted) = (source.log, source.wanted());
+    for (key_group, changeset) in changesets {
+        let records = changeset.into_records().filter(|(number, _)| wanted.contains(number));
+        changes.extend(records.map(|(number, value)| Change { log, number, key_group, value }));
+    }
+    Ok(changes)
 }
 
 /// Blocks the thread for each batch, and hands out its changes one by one.
@@ -443,67 +465,6 @@ impl Iterator for ChangelogReader {
                 Ok(None) => return None,
                 Err(error) => return Some(Err(error)),
             }
-        }
-    }
-}
-
-async fn settled(download: Download) -> Result<Bytes, ReadError> {
-    let mut read = Vec::with_capacity(download.len());
-    for pending in download {
-        read.push(pending.await.map_err(|_| ReadError::Closed)??);
-    }
-    if read.len() == 1
-        && let Some(bytes) = read.pop()
-    {
-        return Ok(bytes);
-    }
-    Ok(read.concat().into())
-}
-
-/// The runs of `log` that hold changes of the extent, checked to hold all of them.
-fn needed_runs(footer: &Footer, log: LogId, extent: &Extent) -> Result<Vec<PartRun>, ReadError> {
-    let mut needed = Vec::new();
-    let mut due = extent.first;
-    for (index, part) in footer.parts().iter().enumerate() {
-        let Ok(at) = part.runs.binary_search_by_key(&log, |run| run.log) else { continue };
-        let run = part.runs[at];
-        if run.end <= extent.first || run.first >= extent.end {
-            continue;
-        }
-        if run.first > due {
-            break;
-        }
-        due = due.max(run.end);
-        needed.push(PartRun {
-            part: footer.part_id(index as u32),
-            offset: part.offset + run.offset,
-            compression: part.compression,
-            run,
-        });
-    }
-    if due < extent.end {
-        let what = format!("changes {due} to {} of log {log} are not in it", extent.end);
-        return Err(ReadError::Mismatch { object: extent.object().to_owned(), what });
-    }
-    Ok(needed)
-}
-
-/// The bytes from the first entry's start to the last one's end.
-fn byte_range(entries: &[DirectoryEntry]) -> Range<u64> {
-    let start = entries.first().map_or(0, |entry| entry.range.start);
-    start..entries.last().map_or(start, |entry| entry.range.end)
-}
-
-fn take_changes(
-    changeset: Changeset,
-    log: LogId,
-    group: Option<KeyGroup>,
-    wanted: &Range<SequenceNumber>,
-    changes: &mut Vec<Change>,
-) {
-    for (number, value) in changeset.into_records() {
-        if wanted.contains(&number) {
-            changes.push(Change { log, number, key_group: group, value });
         }
     }
 }

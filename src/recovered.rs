@@ -1,22 +1,21 @@
 //! `RecoveredLog`: a log that an earlier use of a directory left behind. Read-only: the bucket may hold more of it than
 //! the disk, so it is never continued.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tidelog_io::disk::Files;
 use tidelog_upload::Driver;
 
 use crate::changelog::Core;
 use crate::checkpoint::{Request, RequestId};
 use crate::error::{PersistError, ReadError};
-use crate::handle::ChangelogHandle;
-use crate::ledger::handle_in;
+use crate::handle::{ChangelogHandle, Extent};
+use crate::ledger::extents_in;
+use crate::local::index::BlockRef;
 use crate::manifest::ManifestState;
-use crate::reader::{BlockRef, ChangelogReader, LocalFiles, LocalSource, Pin};
-use crate::recovery::{Recovered, whole_from};
+use crate::reader::{ChangelogReader, LocalSite, Pin, Plan};
+use crate::recovery::Recovered;
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 use crate::uploader::Event;
 use crate::writer::PersistFuture;
@@ -29,13 +28,8 @@ pub(crate) struct FoundLog {
     pub key_groups: KeyGroupRange,
     /// The first change that is not truncated.
     pub start: SequenceNumber,
-    /// The first change in local blocks.
-    pub local_start: SequenceNumber,
-    /// The end of the changes in local blocks.
-    pub local_end: SequenceNumber,
     pub end: SequenceNumber,
     pub confirmed: SequenceNumber,
-    pub blocks: Vec<BlockRef>,
     /// The number after the last local block.
     pub blocks_end: u64,
 }
@@ -43,32 +37,16 @@ pub(crate) struct FoundLog {
 impl Recovered {
     /// All logs that the manifest knows, with what is left of them.
     pub fn logs(&self, state: &ManifestState) -> Vec<FoundLog> {
-        let mut blocks: BTreeMap<LogId, Vec<BlockRef>> = BTreeMap::new();
-        for (block, resumes) in self.blocks.iter().zip(&self.resumes) {
-            for range in &block.ranges {
-                blocks.entry(range.log).or_default().push(BlockRef {
-                    number: block.number,
-                    first: whole_from(range, *resumes),
-                    place: block.place,
-                    bytes: block.held.as_ref().map(|held| held.bytes.clone()),
-                    len: block.len,
-                    continues: block.continues,
-                });
-            }
-        }
         let found = state.logs().iter().map(|(&log, known)| {
             let covered = known.covered();
-            let (local_start, local_end) = self.ranges.get(&log).copied().unwrap_or((covered, covered));
+            let local_end = self.ranges.get(&log).map_or(covered, |(_, end)| *end);
             FoundLog {
                 log,
                 name: known.name.clone(),
                 key_groups: known.key_groups,
                 start: known.truncated,
-                local_start,
-                local_end,
                 end: local_end.max(covered),
                 confirmed: known.confirmed,
-                blocks: blocks.remove(&log).unwrap_or_default(),
                 blocks_end: self.next_number,
             }
         });
@@ -77,61 +55,24 @@ impl Recovered {
 }
 
 impl FoundLog {
-    /// A reader of all that is left: from local blocks where they hold it, else from objects, by the handles that
-    /// `remote` gives for a range.
+    /// What objects hold of it.
+    pub fn extents(&self, state: &ManifestState) -> Vec<Extent> {
+        extents_in(state, self.log, self.start, self.end)
+    }
+
+    /// A reader of all that is left: from local blocks where they hold it, else from objects.
     pub fn reader(
         &self,
         key_groups: KeyGroupRange,
-        site: LocalSite<'_>,
+        extents: &[Extent],
+        local: Option<&(Arc<LocalSite>, Vec<BlockRef>)>,
         driver: Option<&Arc<Driver>>,
-        remote: impl Fn(SequenceNumber, SequenceNumber) -> Result<ChangelogHandle, PersistError>,
+        pin: Option<Pin>,
     ) -> Result<ChangelogReader, ReadError> {
-        let FoundLog { log, start, end, .. } = *self;
-        let is_gone = |block: &BlockRef| {
-            block.place.is_some_and(|place| site.segments.get(&place.segment) != Some(&place.epoch))
-        };
-        // Segments are released in their order, when objects hold what is in them.
-        let blocks =
-            self.blocks.iter().rposition(is_gone).map_or(&self.blocks[..], |gone| &self.blocks[gone + 1..]);
-        let local_start = match blocks.first() {
-            Some(block) if blocks.len() < self.blocks.len() => block.first,
-            Some(_) => self.local_start,
-            None => self.local_end,
-        };
-        let local = local_start.max(start)..self.local_end;
-        let handles = |from: SequenceNumber, to: SequenceNumber| match from < to {
-            true => remote(from, to).map(|handle| vec![handle]).map_err(|_| ReadError::Truncated {
-                log,
-                from,
-                start: to,
-            }),
-            false => Ok(Vec::new()),
-        };
-        let mut reader = ChangelogReader::new(&handles(start, local.start.min(end))?, key_groups, driver)?;
-        if !local.is_empty() && self.key_groups.intersection(key_groups).is_some() {
-            reader.add_local(LocalSource {
-                log,
-                from: local.start,
-                to: local.end,
-                directory: site.path.to_owned(),
-                files: LocalFiles(Arc::clone(site.files)),
-                blocks: blocks.to_vec(),
-                _pin: Arc::new(site.pin),
-            });
-        }
-        // Objects made while the local disk was out of service hold more than the disk does.
-        reader.add_handles(&handles(local.end.max(local.start), end)?)?;
-        Ok(reader)
+        let mut plan = Plan::new(driver);
+        plan.add(self.log, self.key_groups, self.start..self.end, extents, local)?;
+        Ok(plan.reader(key_groups, pin))
     }
-}
-
-/// Where local blocks are read, and what keeps them there.
-pub(crate) struct LocalSite<'a> {
-    pub path: &'a Path,
-    pub files: &'a Arc<dyn Files>,
-    /// The segments in use now, and their epochs: others hold something else by now.
-    pub segments: BTreeMap<u32, u64>,
-    pub pin: Pin,
 }
 
 /// A log that an earlier use of the directory left behind: every change that was durable there, without a hole.
@@ -238,12 +179,11 @@ impl RecoveredLog {
             core.sites[device].readers.unpin();
             core.send(Event::ReaderGone { device });
         }));
-        // Looked at after the pin: what is in use now stays.
-        let segments = site.ledger.read(|state| state.segments().clone());
-        let local = LocalSite { path: &site.path, files: &site.files, segments, pin };
-        self.found.reader(key_groups, local, Some(&self.core.driver), |from, to| {
-            site.ledger.read(|state| handle_in(state, self.found.log, from, to))
-        })
+        // Looked up after the pin: what is there now stays.
+        let log = self.found.log;
+        let local = self.core.local_blocks(&BTreeSet::from([log]));
+        let extents = site.ledger.read(|state| self.found.extents(state));
+        self.found.reader(key_groups, &extents, local.get(&log), Some(&self.core.driver), Some(pin))
     }
 
     /// A checkpoint with the changes below `to` is complete. Numbers beyond the end mean the end. A later open tells by

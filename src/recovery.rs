@@ -19,6 +19,7 @@ use tidelog_io::segment::{BlockPlace, parse_segment_name, segment_name};
 
 use crate::block::{self, BLOCK_ALIGN_BYTES, Block, BlockBuilder, BlockError, Expected};
 use crate::error::OpenError;
+use crate::local::index::whole_from;
 use crate::manifest::ManifestState;
 use crate::queue::{BlockRange, Held, LocalBlock};
 use crate::record::{FrameKind, Header};
@@ -380,11 +381,6 @@ fn resumed_log(block: &Block<'_>) -> Option<LogId> {
     let resumes = matches!(header.kind(), Some(FrameKind::FragmentMiddle | FrameKind::FragmentLast));
     let entry = block.logs().find(|entry| resumes && entry.slot == header.slot())?;
     Some(entry.log)
-}
-
-/// The first change of a range that is in its block from the beginning on.
-pub(crate) fn whole_from(range: &BlockRange, resumes: Option<LogId>) -> SequenceNumber {
-    SequenceNumber(range.first.0 + u64::from(resumes == Some(range.log)))
 }
 
 /// Takes large changes whose ends are missing out of the blocks: the process died before they were written, and they were

@@ -422,10 +422,7 @@ impl Uploader {
     }
 
     fn take_block(&mut self, block: LocalBlock) {
-        if let Some(place) = &block.place {
-            let retention = &mut self.parts.custody.holdings[block.device].retention;
-            retention.block(place.segment, place.epoch, block.number);
-        }
+        self.parts.custody.holdings[block.device].take_block(&block);
         self.parts.queue.push(block);
     }
 

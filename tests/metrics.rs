@@ -271,8 +271,13 @@ fn trouble() {
     first.append(KeyGroup(0), b"one").unwrap();
     let persisted = first.persist_durably(ZERO);
     pass(1);
-    persisted.wait_timeout(Duration::ZERO).expect("in time").unwrap();
+    let handle = persisted.wait_timeout(Duration::ZERO).expect("in time").unwrap();
     first.reset(ZERO, SequenceNumber(1)).unwrap();
+
+    // A restore cannot read a local block.
+    world.inject(Fault::ReadError, 0);
+    let reader = changelog.restore(&[handle]).unwrap().reader(KeyGroupRange::ALL).unwrap();
+    assert_eq!(reader.map(|change| change.unwrap().value).collect::<Vec<_>>(), ["one"]);
 
     // A write fails, and the manifest.
     world.inject(Fault::WriteError, 0);

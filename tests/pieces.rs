@@ -28,7 +28,7 @@ fn written(dir: &Path) -> (ChangelogHandle, Vec<Change>) {
 }
 
 fn read(handle: &ChangelogHandle) -> Result<Vec<Change>, ReadError> {
-    ChangelogReader::open(std::slice::from_ref(handle), KeyGroupRange::ALL)?.collect()
+    ChangelogReader::open(std::slice::from_ref(handle), handle.key_groups())?.collect()
 }
 
 /// The handle, its one object cut at these offsets: every other piece is in another bucket, in a file of its own, behind

@@ -3,7 +3,7 @@
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use tidelog::{Change, ChangelogReader, KeyGroupRange, LocalLogs, LogId};
+use tidelog::{Change, ChangelogReader, KeyGroupRange, LocalLogs, LogId, Restore};
 
 use crate::input::Framing;
 use crate::places::check_bucket;
@@ -15,7 +15,7 @@ use crate::{Failure, handles, parse_key_groups};
 /// other. Metadata comes first. Every byte printed was verified.
 #[derive(clap::Args, Debug)]
 pub struct ReadArgs {
-    /// Only these key groups.
+    /// Only these key groups, which the handles must be for. Without it: all that they are for.
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_key_groups)]
     pub(crate) key_groups: Option<KeyGroupRange>,
     /// Only changes from this sequence number on.
@@ -40,7 +40,6 @@ pub struct ReadArgs {
 }
 
 pub fn run(args: ReadArgs) -> Result<(), Failure> {
-    let key_groups = args.key_groups.unwrap_or(KeyGroupRange::ALL);
     let mut out = Output {
         writer: BufWriter::with_capacity(256 << 10, io::stdout().lock()),
         framing: args.framing,
@@ -58,9 +57,14 @@ pub fn run(args: ReadArgs) -> Result<(), Failure> {
         for (bucket, _) in all.iter().flat_map(|handle| handle.objects()) {
             check_bucket(bucket).map_err(Failure::new)?;
         }
-        let reader = ChangelogReader::open(&all, key_groups).map_err(Failure::new)?;
+        let restore = Restore::open(&all).map_err(Failure::new)?;
+        let reader = match args.key_groups {
+            Some(key_groups) => restore.reader(key_groups).map_err(Failure::new)?,
+            None => restore.reader_of_all(),
+        };
         out.print_all(reader, args.from)?;
     }
+    let key_groups = args.key_groups.unwrap_or(KeyGroupRange::ALL);
     for dir in &args.dirs {
         let local = LocalLogs::open(dir).map_err(Failure::new)?;
         for log in local.logs().iter().filter(|log| wanted(log.log())) {

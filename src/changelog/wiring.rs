@@ -15,8 +15,10 @@ use crate::custody::{Custody, Holding, Readers};
 use crate::device::{Budget, Device};
 use crate::error::OpenError;
 use crate::ledger::LedgerJournal;
+use crate::local::index::LocalIndex;
 use crate::options::Options;
 use crate::queue::{BlockRange, Queue, Source};
+use crate::reader::LocalSite;
 use crate::recovered::RecoveredLog;
 use crate::retention::Retention;
 use crate::spill::{Spiller, SpillerParts};
@@ -89,6 +91,7 @@ pub(super) fn build(
             retention.found(found.clone());
         }
         let readers = Arc::new(Readers::default());
+        let index = Arc::new(Mutex::new(LocalIndex::of(&recovered)));
         holdings.push(Holding {
             directory: path.clone(),
             device: Arc::clone(&device),
@@ -96,6 +99,8 @@ pub(super) fn build(
             retention,
             readers: Arc::clone(&readers),
             unreleased: Vec::new(),
+            index: Arc::clone(&index),
+            keep: options.keep(),
         });
         found.push(ledger.read(|state| recovered.logs(state)));
         let apart = ledger.read(|state| {
@@ -113,7 +118,8 @@ pub(super) fn build(
             apart,
             next_number,
         });
-        fixed.push(Site { path, files, ledger, engine, readers });
+        let local = Arc::new(LocalSite { path, files, _lock: None });
+        fixed.push(Site { local, index, ledger, engine, readers });
         devices.push(device);
     }
     let seed = random();

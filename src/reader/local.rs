@@ -1,34 +1,32 @@
 //! Changes of a log read from local blocks, in memory or on the disk, sorted like those of a part.
+//!
+//! All of a group is verified before anything of it is handed out: each block by its checksum, place, epoch and number,
+//! and the changes by their numbers, which must be exactly the group's, without a hole. What cannot be read so is read
+//! from objects instead, if they hold it too.
 
+use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
+use tidelog_io::directory::Directory;
 use tidelog_io::disk::Files;
-use tidelog_io::segment::{BlockPlace, segment_name};
+use tidelog_io::segment::segment_name;
 
-use super::Change;
+use super::objects::ObjectSource;
+use super::{Change, ReadStats};
 use crate::block::{Block, BlockError, Expected};
 use crate::error::ReadError;
+use crate::local::index::BlockRef;
 use crate::types::{ChangeKind, KeyGroupRange, LogId, SequenceNumber};
 use crate::walk::{self, Walk};
 
 /// Local blocks are sorted in groups of about this many bytes.
-const LOCAL_GROUP_BYTES: usize = 8 << 20;
-
-/// Blocks of a recovered log.
-#[derive(Clone, Debug)]
-pub(crate) struct LocalSource {
-    pub log: LogId,
-    pub from: SequenceNumber,
-    pub to: SequenceNumber,
-    pub directory: PathBuf,
-    pub files: LocalFiles,
-    pub blocks: Vec<BlockRef>,
-    /// Keeps segments from being reused.
-    pub _pin: Arc<Pin>,
-}
+const GROUP_BYTES: usize = 8 << 20;
+/// Blocks side by side are read at once, up to about this many bytes.
+const READ_BYTES: usize = 1 << 20;
 
 /// Runs a function when the last reader of local blocks is gone.
 pub(crate) struct Pin(pub Box<dyn Fn() + Send + Sync>);
@@ -39,100 +37,240 @@ impl Drop for Pin {
     }
 }
 
-impl std::fmt::Debug for Pin {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pin").finish_non_exhaustive()
     }
 }
 
-/// The files of a local directory.
-#[derive(Clone)]
-pub(crate) struct LocalFiles(pub Arc<dyn Files>);
+/// The directory that local blocks are in.
+pub(crate) struct LocalSite {
+    pub path: PathBuf,
+    pub files: Arc<dyn Files>,
+    /// Its lock, where no changelog has it.
+    pub _lock: Option<Directory>,
+}
 
-impl std::fmt::Debug for LocalFiles {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalFiles").finish_non_exhaustive()
+impl fmt::Debug for LocalSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalSite").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-/// Where a block is: on the disk, or in memory.
-#[derive(Clone, Debug)]
-pub(crate) struct BlockRef {
-    pub number: u64,
-    /// The first change of the log that is here from its beginning on.
-    pub first: SequenceNumber,
-    pub place: Option<BlockPlace>,
-    pub bytes: Option<Bytes>,
-    pub len: usize,
-    pub continues: bool,
+/// Changes of a log in local blocks that are sorted together.
+#[derive(Debug)]
+pub(super) struct LocalGroup {
+    pub log: LogId,
+    pub key_groups: KeyGroupRange,
+    pub numbers: Range<SequenceNumber>,
+    pub site: Arc<LocalSite>,
+    pub blocks: Vec<BlockRef>,
+    /// What holds the same changes, or some of them.
+    pub objects: Vec<Arc<ObjectSource>>,
+    /// It could not be read; who comes later need not try.
+    pub failed: AtomicBool,
 }
 
-/// Groups of blocks to be sorted together.
-pub(super) fn local_groups(blocks: &[BlockRef]) -> Vec<Range<usize>> {
-    let mut groups = Vec::new();
-    let (mut start, mut bytes) = (0, 0);
-    for (index, block) in blocks.iter().enumerate() {
-        bytes += block.len;
-        if bytes >= LOCAL_GROUP_BYTES && !block.continues {
-            groups.push(start..index + 1);
+/// A stretch of a log that local blocks hold without a hole.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub numbers: Range<SequenceNumber>,
+    /// Which of the blocks.
+    pub blocks: Range<usize>,
+}
+
+/// What `blocks`, all that hold changes of one log, have of the changes `wanted`: in order, cut into groups of about
+/// `group_bytes` that split no change.
+pub(super) fn stretches(
+    blocks: &[BlockRef],
+    wanted: &Range<SequenceNumber>,
+    group_bytes: usize,
+) -> Vec<Stretch> {
+    let mut found: Vec<Stretch> = Vec::new();
+    let mut from = wanted.start;
+    for chain in blocks.chunk_by(goes_on) {
+        let offset = blocks.partition_point(|block| block.number < chain[0].number);
+        let mut start = 0;
+        let mut bytes = 0;
+        for (index, block) in chain.iter().enumerate() {
+            bytes += block.len;
+            let last = index + 1 == chain.len();
+            if !last && (bytes < group_bytes || block.continues) {
+                continue;
+            }
+            let numbers = chain[start].whole_from.max(from)..block.end.min(wanted.end);
+            if numbers.start < numbers.end {
+                // Of the blocks before the first wanted change none is needed, unless that begins there.
+                let begins = |block: &BlockRef| block.end.0 + u64::from(block.continues) > numbers.start.0;
+                let first = (start..=index).find(|at| begins(&chain[*at])).unwrap_or(index);
+                let behind = |block: &BlockRef| block.first >= numbers.end;
+                let end = (first..=index).find(|at| behind(&chain[*at])).unwrap_or(index + 1);
+                from = numbers.end;
+                found.push(Stretch { numbers, blocks: offset + first..offset + end });
+            }
             (start, bytes) = (index + 1, 0);
         }
     }
-    if start < blocks.len() {
-        groups.push(start..blocks.len());
-    }
-    groups
+    found
 }
 
-/// Reads local blocks, and sorts their changes by key group: metadata, or the data in `key_groups`.
-pub(super) fn read_local(
-    local: &LocalSource,
-    blocks: &[BlockRef],
-    metadata: bool,
-    key_groups: KeyGroupRange,
-) -> Result<Vec<Change>, ReadError> {
-    let mut changes = Vec::new();
-    let mut walk = Walk::new(Some(local.log));
-    let mut due = None;
-    for block in blocks {
-        let bytes = load_local(local, block)?;
-        let expected = block.place.as_ref().map(Expected::from);
-        let damaged = |source: BlockError| local.error(block, source.to_string());
-        let decoded = Block::decode(&bytes, expected.as_ref()).map_err(damaged)?;
-        if due != Some(block.number) {
-            // Blocks without this log are not among them: what another log left open there does not go on here.
-            walk = Walk::new(Some(local.log));
-        }
-        due = Some(block.number + 1);
-        let mut take = |change: walk::Change<'_>| {
-            let key_group = (change.kind == ChangeKind::Data).then_some(change.key_group);
-            let wanted = key_group.map_or(metadata, |key_group| !metadata && key_groups.contains(key_group));
-            if wanted && (local.from..local.to).contains(&change.sequence) {
-                let value = Bytes::copy_from_slice(change.value);
-                changes.push(Change { log: change.log, number: change.sequence, key_group, value });
+/// Whether the log goes on from one block to the other without a hole.
+fn goes_on(block: &BlockRef, next: &BlockRef) -> bool {
+    let resumes = next.whole_from > next.first;
+    block.end == next.first && (!resumes || (block.continues && block.number + 1 == next.number))
+}
+
+/// The groups that stretches are cut into by default.
+pub(super) fn groups(blocks: &[BlockRef], wanted: &Range<SequenceNumber>) -> Vec<Stretch> {
+    stretches(blocks, wanted, GROUP_BYTES)
+}
+
+impl LocalGroup {
+    /// Reads the blocks, and sorts their changes by key group: metadata, or the data in `key_groups`.
+    pub fn read(
+        &self,
+        metadata: bool,
+        key_groups: KeyGroupRange,
+        stats: &mut ReadStats,
+    ) -> Result<Vec<Change>, ReadError> {
+        let mut changes = Vec::new();
+        let mut walk = Walk::new(Some(self.log));
+        let (mut due, mut due_block) = (self.numbers.start, None);
+        for run in self.blocks.chunk_by(side_by_side) {
+            let loaded = self.load(run, stats)?;
+            for (block, bytes) in run.iter().zip(loaded) {
+                let expected = block.place.as_ref().map(Expected::from);
+                let damaged = |source: BlockError| self.error(block, source.to_string());
+                let decoded = Block::decode(&bytes, expected.as_ref()).map_err(damaged)?;
+                if due_block != Some(block.number) {
+                    // Blocks without this log are not among them: what another log left open there does not go on here.
+                    walk = Walk::new(Some(self.log));
+                }
+                due_block = Some(block.number + 1);
+                let mut hole = None;
+                let mut take = |change: walk::Change<'_>| {
+                    if !self.numbers.contains(&change.sequence) {
+                        return;
+                    }
+                    if change.sequence != due {
+                        hole.get_or_insert(change.sequence);
+                        return;
+                    }
+                    due = due.next();
+                    let key_group = (change.kind == ChangeKind::Data).then_some(change.key_group);
+                    let wanted =
+                        key_group.map_or(metadata, |key_group| !metadata && key_groups.contains(key_group));
+                    if wanted {
+                        let value = shared(&bytes, change.value);
+                        changes.push(Change { log: change.log, number: change.sequence, key_group, value });
+                    }
+                };
+                walk.block(&decoded, &mut take).map_err(damaged)?;
+                if let Some(found) = hole {
+                    return Err(self.error(block, format!("change {found} stands where {due} was due")));
+                }
             }
+        }
+        if due != self.numbers.end {
+            let what = format!("changes {due} to {} are not there", self.numbers.end);
+            let Some(last) = self.blocks.last() else { return Err(ReadError::Closed) };
+            return Err(self.error(last, what));
+        }
+        changes.sort_by_key(|change| change.key_group);
+        Ok(changes)
+    }
+
+    /// The bytes of blocks that are side by side.
+    fn load(&self, run: &[BlockRef], stats: &mut ReadStats) -> Result<Vec<Bytes>, ReadError> {
+        let first = &run[0];
+        let len: usize = run.iter().map(|block| block.len).sum();
+        let read = match (&first.bytes, &first.place) {
+            (Some(bytes), _) => bytes.clone(),
+            (None, Some(place)) => {
+                let mut bytes = vec![0; len];
+                match self.site.files.read_at(&segment_name(place.segment), place.offset, &mut bytes) {
+                    Ok(read) if read == len => Bytes::from(bytes),
+                    Ok(read) => return Err(self.error(first, format!("{read} of {len} bytes"))),
+                    Err(source) => return Err(self.error(first, source.to_string())),
+                }
+            }
+            (None, None) => return Err(self.error(first, "it is nowhere".to_owned())),
         };
-        walk.block(&decoded, &mut take).map_err(damaged)?;
+        stats.local_bytes += len as u64;
+        let mut rest = read;
+        Ok(run.iter().map(|block| rest.split_to(block.len.min(rest.len()))).collect())
     }
-    changes.sort_by_key(|change| change.key_group);
-    Ok(changes)
-}
 
-fn load_local(local: &LocalSource, block: &BlockRef) -> Result<Bytes, ReadError> {
-    let (None, Some(place)) = (&block.bytes, &block.place) else {
-        return Ok(block.bytes.clone().expect("a block is in memory or on the disk"));
-    };
-    let mut bytes = vec![0; block.len];
-    match local.files.0.read_at(&segment_name(place.segment), place.offset, &mut bytes) {
-        Ok(read) if read == block.len => Ok(Bytes::from(bytes)),
-        Ok(read) => Err(local.error(block, format!("{read} of {} bytes", block.len))),
-        Err(source) => Err(local.error(block, source.to_string())),
-    }
-}
-
-impl LocalSource {
     fn error(&self, block: &BlockRef, what: String) -> ReadError {
         let (segment, offset) = block.place.map_or((0, 0), |place| (place.segment, place.offset));
-        ReadError::Local { directory: self.directory.clone(), segment: segment_name(segment), offset, what }
+        let directory = self.site.path.clone();
+        ReadError::Local { directory, segment: segment_name(segment), offset, what }
+    }
+}
+
+/// Whether both are on the disk, and `next` stands right behind `block`, within one step of reading.
+fn side_by_side(block: &BlockRef, next: &BlockRef) -> bool {
+    let (None, None, Some(place), Some(behind)) = (&block.bytes, &next.bytes, &block.place, &next.place)
+    else {
+        return false;
+    };
+    (place.segment, place.epoch) == (behind.segment, behind.epoch)
+        && place.offset + block.len as u64 == behind.offset
+        && place.offset / READ_BYTES as u64 == behind.offset / READ_BYTES as u64
+}
+
+/// A value of a block, without a copy where all of it stands in the block's bytes.
+fn shared(bytes: &Bytes, value: &[u8]) -> Bytes {
+    let start = (value.as_ptr() as usize).wrapping_sub(bytes.as_ptr() as usize);
+    match start.checked_add(value.len()) {
+        Some(end) if end <= bytes.len() => bytes.slice(start..end),
+        _ => Bytes::copy_from_slice(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(number: u64, first: u64, end: u64, resumes: bool, continues: bool) -> BlockRef {
+        let whole_from = SequenceNumber(first + u64::from(resumes));
+        let (first, end) = (SequenceNumber(first), SequenceNumber(end));
+        BlockRef { number, place: None, bytes: None, len: 10, continues, first, whole_from, end }
+    }
+
+    fn found(blocks: &[BlockRef], from: u64, to: u64, group_bytes: usize) -> Vec<(u64, u64, Range<usize>)> {
+        stretches(blocks, &(SequenceNumber(from)..SequenceNumber(to)), group_bytes)
+            .into_iter()
+            .map(|stretch| (stretch.numbers.start.0, stretch.numbers.end.0, stretch.blocks))
+            .collect()
+    }
+
+    #[test]
+    fn blocks_without_a_hole_are_one_stretch() {
+        let blocks =
+            [block(3, 10, 20, false, false), block(5, 20, 30, false, false), block(9, 32, 40, false, false)];
+        assert_eq!(found(&blocks, 0, 100, 1000), [(10, 30, 0..2), (32, 40, 2..3)]);
+        assert_eq!(found(&blocks, 0, 100, 10), [(10, 20, 0..1), (20, 30, 1..2), (32, 40, 2..3)]);
+        assert_eq!(found(&blocks, 25, 35, 1000), [(25, 30, 1..2), (32, 35, 2..3)]);
+        assert_eq!(found(&blocks, 12, 20, 1000), [(12, 20, 0..1)]);
+        assert_eq!(found(&blocks, 30, 32, 1000), []);
+        assert_eq!(found(&[], 0, 100, 1000), []);
+    }
+
+    #[test]
+    fn a_change_over_several_blocks_is_whole_or_not_there() {
+        // Change 12 begins in block 4 and ends in block 6.
+        let blocks =
+            [block(4, 10, 12, false, true), block(5, 12, 12, true, true), block(6, 12, 15, true, false)];
+        assert_eq!(found(&blocks, 0, 100, 1), [(10, 15, 0..3)]);
+        assert_eq!(found(&blocks, 12, 13, 1), [(12, 13, 0..3)]);
+        assert_eq!(found(&blocks, 13, 100, 1), [(13, 15, 2..3)]);
+        assert_eq!(found(&blocks[..2], 0, 100, 1), [(10, 12, 0..1)]);
+        // Its beginning is gone.
+        assert_eq!(found(&blocks[1..], 0, 100, 1), [(13, 15, 1..2)]);
+        assert_eq!(
+            found(&[blocks[0].clone(), blocks[2].clone()], 0, 100, 1),
+            [(10, 12, 0..1), (13, 15, 1..2)]
+        );
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tidelog::{Changelog, ChangelogHandle, ChangelogReader, KeyGroupRange, LogId, Options};
+use tidelog::{Changelog, ChangelogHandle, ChangelogReader, KeyGroupRange, LogId, Options, Restore};
 
 /// Small segments, so that opening is quick and files are recycled.
 pub fn options(dir: &Path) -> Options {
@@ -19,8 +19,13 @@ pub fn open(dir: &Path) -> Changelog {
 /// All changes of the handles: by log and key group (`None` for metadata), numbers with values, in the order read.
 pub type Content = BTreeMap<(LogId, Option<u16>), Vec<(u64, Vec<u8>)>>;
 
+/// With `ALL`: whatever the handles are for.
 pub fn read(handles: &[ChangelogHandle], key_groups: KeyGroupRange) -> Content {
-    collect(ChangelogReader::open(handles, key_groups).expect("the bucket is there"))
+    let restore = Restore::open(handles).expect("the bucket is there");
+    collect(match key_groups {
+        KeyGroupRange::ALL => restore.reader_of_all(),
+        key_groups => restore.reader(key_groups).expect("the handles are for them"),
+    })
 }
 
 pub fn collect(reader: ChangelogReader) -> Content {

@@ -28,6 +28,8 @@ pub struct Shape {
     pub block_bytes: usize,
     pub blocks_per_segment: u64,
     pub segments: u64,
+    /// How many of them are kept for local restores.
+    pub retained: u64,
     pub writes_in_flight: usize,
     pub memory_bytes: usize,
     pub part_bytes: usize,
@@ -49,6 +51,7 @@ impl Shape {
             block_bytes: 8 << 10,
             blocks_per_segment: 4,
             segments: 6,
+            retained: 2,
             writes_in_flight: 4,
             memory_bytes: 256 << 10,
             part_bytes: 16 << 10,
@@ -70,6 +73,7 @@ impl Shape {
             block_bytes,
             blocks_per_segment: 2 + rng.below(5),
             segments: 6 + rng.below(10),
+            retained: rng.below(8),
             writes_in_flight: 1 + rng.below(6) as usize,
             memory_bytes: (256 << 10) * directories * (1 + rng.below(2) as usize),
             part_bytes: block_bytes * (2 + rng.below(3) as usize),
@@ -100,6 +104,7 @@ impl Shape {
             .writes_in_flight(self.writes_in_flight)
             .segment_bytes(segment_bytes)
             .local_bytes(segment_bytes * self.segments)
+            .local_retention_bytes(segment_bytes * self.retained)
             .memory_bytes(self.memory_bytes)
             .part_bytes(self.part_bytes)
             .value_bytes_max(self.value_bytes_max)
@@ -351,6 +356,17 @@ impl Machine {
 pub struct Readings {
     pub counters: Mutex<BTreeMap<String, u64>>,
     pub sick: Mutex<BTreeSet<String>>,
+}
+
+impl Readings {
+    /// Notes where a reader has read.
+    pub fn read_locally(&self, local_bytes: u64, bytes: u64) {
+        for (what, bytes) in [("locally", local_bytes), ("from both", local_bytes.min(bytes))] {
+            if bytes > 0 {
+                *self.counters.lock().unwrap().entry(format!("bytes read {what}")).or_default() += bytes;
+            }
+        }
+    }
 }
 
 /// Gives [`Readings`] what the `metrics` facade is told on this thread.

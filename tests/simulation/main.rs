@@ -31,7 +31,7 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 30] = [
+const SEEN: [&str; 32] = [
     "bucket fault abort",
     "bucket fault complete",
     "bucket fault create",
@@ -41,6 +41,8 @@ const SEEN: [&str; 30] = [
     "bucket fault list_uploads",
     "bucket fault put",
     "bucket fault put_part",
+    "bytes read from both",
+    "bytes read locally",
     "disk fault BitFlip",
     "disk fault CreateNoSpace",
     "disk fault EngineBreaks",

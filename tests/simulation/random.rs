@@ -17,7 +17,7 @@ pub struct Coverage {
 }
 
 /// What is done, each with a weight of its own in each history: some never, so that others are seen alone.
-const ACTIONS: [(Action, u64); 25] = [
+const ACTIONS: [(Action, u64); 26] = [
     (Action::Create, 6),
     (Action::Small, 40),
     (Action::Burst, 20),
@@ -36,6 +36,7 @@ const ACTIONS: [(Action, u64); 25] = [
     (Action::TruncateFound, 3),
     (Action::DiscardFound, 4),
     (Action::ReadFound, 5),
+    (Action::Restore, 6),
     (Action::CheckHandles, 3),
     (Action::Register, 8),
     (Action::HandOver, 3),
@@ -65,6 +66,7 @@ enum Action {
     TruncateFound,
     DiscardFound,
     ReadFound,
+    Restore,
     CheckHandles,
     Register,
     HandOver,
@@ -210,6 +212,10 @@ fn act(history: &mut History, action: Action, faulty: &Faulty) -> Result<(), Ove
             }
             let keep = history.rng.chance(300);
             history.read_found(found, keep);
+        }
+        Action::Restore if any_log => {
+            let keep = history.rng.chance(300);
+            history.restore(log, keep);
         }
         Action::CheckHandles if any_log => history.check_some_handles(log),
         Action::Register => {

@@ -1,9 +1,9 @@
 //! What a history does with recovered logs: persists, truncates, discards and reads them.
 
-use tidelog::{Change, ChangelogReader, KeyGroupRange, RecoveredLog, SequenceNumber};
+use tidelog::{Change, ChangelogReader, KeyGroupRange, ReadError, RecoveredLog, SequenceNumber};
 
 use super::{History, Wait, random_from};
-use crate::model::random_range;
+use crate::model::{clip, random_range};
 
 pub struct Found {
     pub recovered: RecoveredLog,
@@ -74,7 +74,42 @@ impl History {
         let key_groups = if self.rng.chance(500) { KeyGroupRange::ALL } else { key_groups };
         let (disk_faults, store_faults) = (self.machine.disk_faults(), self.machine.store_faults());
         say!(self, "log {log}: read {start}..{end}, {key_groups:?}");
-        match recovered.read(key_groups) {
+        let reader = recovered.read(key_groups);
+        self.begin_reading(reader, keep, log, start, end, key_groups, disk_faults, store_faults);
+    }
+
+    /// Restores a handle, from the local disk as far as that holds it, or begins to.
+    pub fn restore(&mut self, index: usize, keep: bool) {
+        let Some(changelog) = &self.changelog else { return };
+        let log = &self.model.logs[index];
+        let Some(last) = (log.handles.len() as u64).checked_sub(1) else { return };
+        let handle = &log.handles[(last - self.rng.below(last + 1).min(self.rng.below(last + 1))) as usize];
+        let (from, to) = (handle.from().0.max(log.truncated), handle.to().0);
+        if from >= to {
+            return;
+        }
+        let handle = clip(handle, from);
+        let range = random_range(&mut self.rng, log.key_groups).intersection(log.key_groups);
+        let key_groups = range.filter(|_| self.rng.chance(500)).unwrap_or(log.key_groups);
+        let (disk_faults, store_faults) = (self.machine.disk_faults(), self.machine.store_faults());
+        say!(self, "log {index}: restore {from}..{to}, {key_groups:?}");
+        let reader = changelog.restore(&[handle]).and_then(|restore| restore.reader(key_groups));
+        self.begin_reading(reader, keep, index, from, to, key_groups, disk_faults, store_faults);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn begin_reading(
+        &mut self,
+        reader: Result<ChangelogReader, ReadError>,
+        keep: bool,
+        log: usize,
+        from: u64,
+        to: u64,
+        key_groups: KeyGroupRange,
+        disk_faults: u64,
+        store_faults: u64,
+    ) {
+        match reader {
             Ok(mut reader) => {
                 let begun = if keep { self.rng.below(3) as usize } else { 0 };
                 let mut changes = Vec::new();
@@ -85,7 +120,6 @@ impl History {
                         None => break,
                     }
                 }
-                let (from, to) = (start, end);
                 self.readings.push(Reading {
                     reader,
                     begun: changes,
@@ -117,10 +151,13 @@ impl History {
         if self.model.logs[log].truncated > from {
             return;
         }
-        let changes = begun.into_iter().map(Ok).chain(reader);
+        let mut reader = reader;
+        let changes = begun.into_iter().map(Ok).chain(&mut reader);
         if let Err(error) = self.model.check_read(log, from, to, key_groups, changes) {
             self.read_failed(log, disk_faults, store_faults, &error);
         }
+        let stats = reader.stats();
+        self.machine.readings.read_locally(stats.local_bytes, stats.bytes);
     }
 
     fn read_failed(&self, log: usize, disk_faults: u64, store_faults: u64, error: &tidelog::ReadError) {

@@ -1,0 +1,511 @@
+//! What readers share of objects: the drivers of their buckets, and the footers and directories that were read.
+//!
+//! Invariants:
+//! 1. A footer or directory that is being asked for is not asked for a second time: who comes later waits for the same
+//!    request. It goes on whether or not the first one is polled, and is over before anybody hears of it.
+//! 2. What is kept was verified; a failure is told to who waits, and not kept.
+//! 3. What is kept takes at most [`KEPT_BYTES_MAX`] and what was asked for last; the oldest goes first, and is read again
+//!    should somebody need it.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::{Driver, Pending, Resolver, Runtime, Store, StoreError, UploadOptions};
+
+use super::ReadStats;
+use crate::device::lock;
+use crate::error::ReadError;
+use crate::footer::{Footer, FooterError};
+use crate::handle::Extent;
+use crate::part::{Compression, Directory, PartError, PartId, Run};
+use crate::piece;
+use crate::types::{LogId, SequenceNumber};
+
+/// Threads of readers that are opened without a changelog, for each bucket.
+const DOWNLOAD_THREADS: usize = 2;
+/// How many bytes of footers, and of directories, are kept in memory.
+const KEPT_BYTES_MAX: usize = 64 << 20;
+
+/// An extent of a handle, or a part of one.
+#[derive(Debug)]
+pub(super) struct ObjectSource {
+    pub log: LogId,
+    pub extent: Extent,
+}
+
+/// A log's run in one part of an object.
+#[derive(Clone, Debug)]
+pub(super) struct PartRun {
+    pub part: PartId,
+    /// Where the run starts in the object, in bytes.
+    pub offset: u64,
+    pub compression: Compression,
+    pub run: Run,
+}
+
+impl ObjectSource {
+    /// The runs that hold changes of the extent, checked to hold all of them.
+    pub fn runs(&self, footer: &Footer) -> Result<Vec<PartRun>, ReadError> {
+        let ObjectSource { log, extent } = self;
+        let mut needed = Vec::new();
+        let mut due = extent.first;
+        for (index, part) in footer.parts().iter().enumerate() {
+            let Ok(at) = part.runs.binary_search_by_key(log, |run| run.log) else { continue };
+            let run = part.runs[at];
+            if run.end <= extent.first || run.first >= extent.end {
+                continue;
+            }
+            if run.first > due {
+                break;
+            }
+            due = due.max(run.end);
+            needed.push(PartRun {
+                part: footer.part_id(index as u32),
+                offset: part.offset + run.offset,
+                compression: part.compression,
+                run,
+            });
+        }
+        if due < extent.end {
+            let what = format!("changes {due} to {} of log {log} are not in it", extent.end);
+            return Err(ReadError::Mismatch { object: extent.object().to_owned(), what });
+        }
+        Ok(needed)
+    }
+
+    pub fn damaged(&self, run: &PartRun, range: Range<u64>, source: PartError) -> ReadError {
+        let object = self.extent.object().to_owned();
+        let (start, end) = (run.offset + range.start, run.offset + range.end);
+        ReadError::Damaged { object, part: run.part.index as usize, start, end, source }
+    }
+
+    /// The whole changes that the extent stands for.
+    pub fn wanted(&self) -> Range<SequenceNumber> {
+        self.extent.first..self.extent.end
+    }
+}
+
+/// Bytes of an object, as its pieces gave them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rope(Vec<Bytes>);
+
+impl Rope {
+    /// Some of the bytes; copied only where they stand in several pieces. Fewer where there are no more.
+    pub fn slice(&self, range: Range<usize>) -> Bytes {
+        let mut found: Vec<Bytes> = Vec::new();
+        let mut start = 0;
+        for piece in &self.0 {
+            let end = start + piece.len();
+            let (first, last) = (range.start.max(start), range.end.min(end));
+            if first < last {
+                found.push(piece.slice(first - start..last - start));
+            }
+            start = end;
+        }
+        match found.len() {
+            0 | 1 => found.pop().unwrap_or_default(),
+            _ => found.concat().into(),
+        }
+    }
+
+    fn whole(&self) -> Bytes {
+        self.slice(0..usize::MAX)
+    }
+}
+
+/// Why something was not had. Told to all who asked for it.
+#[derive(Clone, Debug)]
+pub(super) enum Unread {
+    Store(StoreError),
+    Footer(FooterError),
+    Part(PartError),
+    Closed,
+}
+
+impl Unread {
+    /// The error of who looked for this run of this object, or for its footer.
+    pub fn of(self, source: &ObjectSource, run: Option<&PartRun>) -> ReadError {
+        match (self, run) {
+            (Unread::Store(error), _) => error.into(),
+            (Unread::Footer(error), _) => {
+                ReadError::Footer { object: source.extent.object().to_owned(), source: error }
+            }
+            (Unread::Part(error), Some(run)) => {
+                source.damaged(run, 0..u64::from(run.run.directory_len), error)
+            }
+            (Unread::Part(_) | Unread::Closed, _) => ReadError::Closed,
+        }
+    }
+}
+
+/// Something that comes from a bucket, or has come.
+#[derive(Debug)]
+pub(super) enum Asked<T> {
+    Waiting(Pending<Result<T, Unread>>),
+    Here(Result<T, Unread>),
+}
+
+impl<T> Asked<T> {
+    /// Whether it has come.
+    pub fn is_here(&mut self) -> bool {
+        if let Asked::Waiting(pending) = self
+            && let Some(outcome) = pending.wait_timeout(std::time::Duration::ZERO)
+        {
+            *self = Asked::Here(outcome.unwrap_or(Err(Unread::Closed)));
+        }
+        matches!(self, Asked::Here(_))
+    }
+
+    /// Waits until it has come. May be given up and called again.
+    pub async fn come(&mut self) {
+        if let Asked::Waiting(pending) = self {
+            let outcome = pending.await;
+            *self = Asked::Here(outcome.unwrap_or(Err(Unread::Closed)));
+        }
+    }
+
+    /// What has come.
+    pub fn take(self) -> Result<T, Unread> {
+        match self {
+            Asked::Here(outcome) => outcome,
+            Asked::Waiting(_) => Err(Unread::Closed),
+        }
+    }
+}
+
+/// The file that an object's first piece is in: a file belongs to one object.
+type ObjectKey = (Arc<str>, String);
+/// A run, by its object, part and log.
+type RunKey = (ObjectKey, u32, LogId);
+/// A bucket of a driver.
+type Bucket = (Arc<Driver>, BucketIndex);
+
+/// Buckets by URL: those of a changelog, and others once a handle names them. And what was read of their objects.
+#[derive(Debug)]
+pub(super) struct Objects {
+    buckets: Mutex<HashMap<Arc<str>, Bucket>>,
+    footers: Shelf<ObjectKey, Footer>,
+    directories: Shelf<RunKey, Directory>,
+}
+
+impl Objects {
+    /// Objects in the buckets of a driver, and in others.
+    pub fn new(driver: Option<&Arc<Driver>>) -> Objects {
+        let mut buckets = HashMap::new();
+        if let Some(driver) = driver {
+            let bucket = |(index, store): (usize, &Arc<dyn Store>)| {
+                (Arc::from(store.url()), (Arc::clone(driver), BucketIndex(index)))
+            };
+            buckets.extend(driver.stores().iter().enumerate().map(bucket));
+        }
+        let (footers, directories) = (Shelf::default(), Shelf::default());
+        Objects { buckets: Mutex::new(buckets), footers, directories }
+    }
+
+    /// Opens the buckets of an extent that are not open.
+    pub fn open(&self, extent: &Extent) -> Result<(), ReadError> {
+        extent.pieces.iter().try_for_each(|piece| self.find(&piece.bucket).map(drop))
+    }
+
+    fn find(&self, bucket: &Arc<str>) -> Result<Bucket, ReadError> {
+        let mut buckets = lock(&self.buckets);
+        if let Some((driver, index)) = buckets.get(bucket) {
+            return Ok((Arc::clone(driver), *index));
+        }
+        let store = tidelog_upload::open_store(bucket)?;
+        let runtime = Runtime::Own { threads: DOWNLOAD_THREADS };
+        let driver = Arc::new(Driver::start(vec![store], runtime, UploadOptions::default())?);
+        buckets.insert(Arc::clone(bucket), (Arc::clone(&driver), BucketIndex(0)));
+        Ok((driver, BucketIndex(0)))
+    }
+
+    /// Asks for a range of the object's bytes, wherever they are; `done` must not block.
+    fn get(
+        &self,
+        extent: &Extent,
+        range: Range<u64>,
+        stats: &mut ReadStats,
+        done: impl FnOnce(Result<Rope, StoreError>) + Send + 'static,
+    ) -> Result<(), ReadError> {
+        let mut places = Vec::new();
+        for (piece, range) in piece::locate(&extent.pieces, range) {
+            places.push((self.find(&piece.bucket)?, &piece.object, range));
+        }
+        let gather = Gather::new(places.len(), done);
+        for (index, ((driver, bucket), object, range)) in places.into_iter().enumerate() {
+            stats.requests += 1;
+            stats.bytes += range.end - range.start;
+            let gather = gather.clone();
+            driver.get(bucket, object, range, move |outcome| {
+                if let Some(gather) = gather {
+                    Gather::came(&gather, index, outcome);
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// A range of the object's bytes.
+    pub fn download(
+        &self,
+        source: &ObjectSource,
+        range: Range<u64>,
+        stats: &mut ReadStats,
+    ) -> Result<Asked<Rope>, ReadError> {
+        let (resolver, pending) = tidelog_upload::channel();
+        self.get(&source.extent, range, stats, move |outcome| {
+            resolver.resolve(outcome.map_err(Unread::Store));
+        })?;
+        Ok(Asked::Waiting(pending))
+    }
+
+    /// The footer of an object.
+    pub fn footer(
+        &self,
+        source: &ObjectSource,
+        stats: &mut ReadStats,
+    ) -> Result<Asked<Arc<Footer>>, ReadError> {
+        let Extent { footer, token, .. } = &source.extent;
+        let token = *token;
+        let (asked, key) = self.footers.ask(object_key(&source.extent));
+        if let Some(key) = key {
+            self.fetch(source, footer.clone(), stats, &self.footers, key, move |bytes| {
+                let footer = Footer::decode(bytes, Some(token)).map_err(Unread::Footer)?;
+                let runs = footer.parts().iter().map(|part| size_of_val(&part.runs[..])).sum::<usize>();
+                let bytes = size_of_val(footer.parts()) + runs;
+                Ok((footer, bytes))
+            })?;
+        }
+        Ok(asked)
+    }
+
+    /// The directory of a run.
+    pub fn directory(
+        &self,
+        source: &ObjectSource,
+        run: &PartRun,
+        stats: &mut ReadStats,
+    ) -> Result<Asked<Arc<Directory>>, ReadError> {
+        let key = (object_key(&source.extent), run.part.index, source.log);
+        let (asked, key) = self.directories.ask(key);
+        if let Some(key) = key {
+            let range = run.offset..run.offset + u64::from(run.run.directory_len);
+            let (part, run) = (run.part, run.run);
+            self.fetch(source, range, stats, &self.directories, key, move |bytes| {
+                let directory = Directory::decode(bytes, part, &run).map_err(Unread::Part)?;
+                let bytes = size_of_val(directory.entries());
+                Ok((directory, bytes))
+            })?;
+        }
+        Ok(asked)
+    }
+
+    /// Reads a range for a shelf.
+    fn fetch<K: Clone + Eq + Hash + Send + 'static, V: Send + Sync + 'static>(
+        &self,
+        source: &ObjectSource,
+        range: Range<u64>,
+        stats: &mut ReadStats,
+        shelf: &Shelf<K, V>,
+        key: K,
+        decode: impl FnOnce(&[u8]) -> Result<(V, usize), Unread> + Send + 'static,
+    ) -> Result<(), ReadError> {
+        // The answer keeps the shelf, not the driver: that must not be dropped by a thread of its own.
+        let (kept, at) = (shelf.clone(), key.clone());
+        let asked = self.get(&source.extent, range, stats, move |outcome| {
+            kept.put(&at, outcome.map_err(Unread::Store).and_then(|rope| decode(&rope.whole())));
+        });
+        if asked.is_err() {
+            shelf.put(&key, Err(Unread::Closed));
+        }
+        asked
+    }
+}
+
+fn object_key(extent: &Extent) -> ObjectKey {
+    let piece = &extent.pieces[0];
+    (Arc::clone(&piece.bucket), piece.object.clone())
+}
+
+/// Told what came.
+type Done = Box<dyn FnOnce(Result<Rope, StoreError>) + Send>;
+
+/// The answers of several requests, put together when the last one has come.
+struct Gather {
+    left: usize,
+    outcome: Result<Vec<Bytes>, StoreError>,
+    done: Option<Done>,
+}
+
+impl Gather {
+    /// `None` if nothing is to come, of which `done` was told.
+    fn new(
+        count: usize,
+        done: impl FnOnce(Result<Rope, StoreError>) + Send + 'static,
+    ) -> Option<Arc<Mutex<Gather>>> {
+        if count == 0 {
+            done(Ok(Rope::default()));
+            return None;
+        }
+        let outcome = Ok(vec![Bytes::new(); count]);
+        Some(Arc::new(Mutex::new(Gather { left: count, outcome, done: Some(Box::new(done)) })))
+    }
+
+    fn came(gather: &Mutex<Gather>, index: usize, outcome: Result<Bytes, StoreError>) {
+        let mut all = lock(gather);
+        all.left -= 1;
+        match (outcome, &mut all.outcome) {
+            (Ok(bytes), Ok(pieces)) => pieces[index] = bytes,
+            (Err(error), Ok(_)) => all.outcome = Err(error),
+            (_, Err(_)) => {}
+        }
+        if all.left == 0
+            && let Some(done) = all.done.take()
+        {
+            let outcome = std::mem::replace(&mut all.outcome, Ok(Vec::new()));
+            drop(all);
+            done(outcome.map(Rope));
+        }
+    }
+}
+
+/// What was read, by what it is, until it is too much. Clones are the same shelf.
+#[derive(Debug)]
+struct Shelf<K, V>(Arc<Mutex<Kept<K, V>>>);
+
+#[derive(Debug)]
+struct Kept<K, V> {
+    slots: HashMap<K, Slot<V>>,
+    /// What is here, the oldest first, with the bytes that it takes.
+    order: VecDeque<(K, usize)>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Slot<V> {
+    Asked(Vec<Resolver<Result<Arc<V>, Unread>>>),
+    Here(Arc<V>),
+}
+
+impl<K, V> Default for Shelf<K, V> {
+    fn default() -> Self {
+        let kept = Kept { slots: HashMap::new(), order: VecDeque::new(), bytes: 0 };
+        Shelf(Arc::new(Mutex::new(kept)))
+    }
+}
+
+impl<K, V> Clone for Shelf<K, V> {
+    fn clone(&self) -> Self {
+        Shelf(Arc::clone(&self.0))
+    }
+}
+
+impl<K: Clone + Eq + Hash, V> Shelf<K, V> {
+    /// What has this key; if nobody has asked for it, the caller must fetch it, and [put](Shelf::put) it here.
+    fn ask(&self, key: K) -> (Asked<Arc<V>>, Option<K>) {
+        let mut kept = lock(&self.0);
+        if let Some(Slot::Here(value)) = kept.slots.get(&key) {
+            return (Asked::Here(Ok(Arc::clone(value))), None);
+        }
+        let (resolver, pending) = tidelog_upload::channel();
+        let first = match kept.slots.get_mut(&key) {
+            Some(Slot::Asked(waiting)) => {
+                waiting.push(resolver);
+                None
+            }
+            _ => {
+                kept.slots.insert(key.clone(), Slot::Asked(vec![resolver]));
+                Some(key)
+            }
+        };
+        (Asked::Waiting(pending), first)
+    }
+
+    /// Answers who asked, and keeps what came with the bytes that it takes.
+    fn put(&self, key: &K, outcome: Result<(V, usize), Unread>) {
+        let mut kept = lock(&self.0);
+        let Some(Slot::Asked(waiting)) = kept.slots.remove(key) else { return };
+        let outcome = outcome.map(|(value, bytes)| {
+            let value = Arc::new(value);
+            kept.slots.insert(key.clone(), Slot::Here(Arc::clone(&value)));
+            kept.order.push_back((key.clone(), bytes));
+            kept.bytes += bytes;
+            while kept.bytes > KEPT_BYTES_MAX
+                && kept.order.len() > 1
+                && let Some((oldest, bytes)) = kept.order.pop_front()
+            {
+                kept.bytes -= bytes;
+                kept.slots.remove(&oldest);
+            }
+            value
+        });
+        drop(kept);
+        for resolver in waiting {
+            resolver.resolve(outcome.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_many_ask_for_is_fetched_once() {
+        let shelf = Shelf::default();
+        let (mut first, fetch) = shelf.ask(7);
+        let (mut second, nobody) = shelf.ask(7);
+        assert_eq!((fetch, nobody), (Some(7), None));
+        assert!(!first.is_here() && !second.is_here());
+        shelf.put(&7, Ok(("seven", 10)));
+        let (third, nobody) = shelf.ask(7);
+        assert_eq!(nobody, None);
+        assert!(first.is_here() && second.is_here());
+        for asked in [first, second, third] {
+            assert_eq!(*asked.take().unwrap(), "seven");
+        }
+    }
+
+    #[test]
+    fn a_failure_is_told_to_all_who_wait_and_not_kept() {
+        let shelf: Shelf<u32, &str> = Shelf::default();
+        let (mut first, _) = shelf.ask(7);
+        let (mut second, _) = shelf.ask(7);
+        shelf.put(&7, Err(Unread::Closed));
+        assert!(first.is_here() && second.is_here());
+        assert!(first.take().is_err() && second.take().is_err());
+        assert_eq!(shelf.ask(7).1, Some(7), "the next one tries again");
+    }
+
+    #[test]
+    fn the_oldest_goes_when_it_is_too_much() {
+        let shelf = Shelf::default();
+        for key in 0..4 {
+            let _ = shelf.ask(key);
+            shelf.put(&key, Ok((key, KEPT_BYTES_MAX / 3)));
+        }
+        let here = |key| shelf.ask(key).1.is_none();
+        assert_eq!([3, 2, 1, 0].map(here), [true, true, true, false]);
+        let _ = shelf.ask(9);
+        shelf.put(&9, Ok((9, 2 * KEPT_BYTES_MAX)));
+        assert_eq!([9, 1].map(here), [true, false], "what was asked for last stays, whatever it takes");
+    }
+
+    #[test]
+    fn a_rope_gives_any_range_of_its_bytes() {
+        let whole: Vec<u8> = (0..20).collect();
+        for (first, second) in (0..=20).flat_map(|first| (first..=20).map(move |second| (first, second))) {
+            let cuts = [0..first, first..second, second..20];
+            let rope = Rope(cuts.into_iter().map(|cut| Bytes::copy_from_slice(&whole[cut])).collect());
+            for (start, end) in (0..=20).flat_map(|start| (start..=20).map(move |end| (start, end))) {
+                assert_eq!(rope.slice(start..end), whole[start..end]);
+            }
+            assert_eq!(rope.whole(), whole);
+            assert_eq!(rope.slice(15..99), whole[15..]);
+        }
+    }
+}
