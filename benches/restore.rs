@@ -1,28 +1,38 @@
-//! What a restore of one key group reads: requests and bytes, against the bytes of that key group; and what footers and
-//! directories take of an object.
+//! What a restore reads and how fast: requests and bytes, against the bytes of the key groups that are read; what footers
+//! and directories take of an object; and the speed of a reader beside that of the store's client.
 //!
 //! One object of several logs is made by a checkpoint, with key groups at random; the bucket is a local directory. Then
 //! readers of one key group of 128 are counted: of all logs, and of one. Requests and bytes are the same on a busy machine;
-//! times are for orientation, and the object comes from the page cache.
+//! the object comes from the page cache. For the speed a quarter of the key groups is read, by a reader, and by the client
+//! alone: the same ranges by the same driver, as many at once, of which nothing is looked at; in turns. Their ratio says
+//! more than their figures.
 //!
 //! Run by `cargo bench --bench restore`; without `--bench` or with `--smoke` it only shows that it works.
 #![forbid(unsafe_code)]
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use common::{Bench, Limit, ScratchDir, Table, median};
+use common::{Bench, Limit, ScratchDir, Table, cpu_time, interleave, median, ratio};
 use tidelog::footer::Footer;
+use tidelog::part::Directory;
 use tidelog::{
     Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, Durability, KeyGroup, KeyGroupRange, LogId,
     Options, SequenceNumber,
 };
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::{Driver, Runtime, UploadOptions, block_on};
 
 const VALUE_LEN: usize = 256;
 const KEY_GROUPS: u16 = 128;
+/// As a reader asks for them, and as many at once.
+const RANGE_BYTES: u64 = 4 << 20;
+const READ_AHEAD: usize = 16;
 /// The key group that is restored.
 const KEY_GROUP: u16 = 17;
 
@@ -39,12 +49,13 @@ fn main() {
     .counts_only();
     let dir = bench.directory();
     let mib = bench.number("--mib", bench.size(1024, 8)).max(1);
-    one_key_group(&mut bench, &dir, mib << 20);
+    let made = one_key_group(&mut bench, &dir, mib << 20);
+    a_quarter(&mut bench, &made);
     overhead(&mut bench, &dir);
     bench.finish();
 }
 
-fn one_key_group(bench: &mut Bench, dir: &ScratchDir, bytes: u64) {
+fn one_key_group(bench: &mut Bench, dir: &ScratchDir, bytes: u64) -> Made {
     let rounds = bench.number("--rounds", bench.size(5, 1));
     bench.progress(&format!("a checkpoint of {} MiB in 4 logs", bytes >> 20));
     let made = Made::new(bench, dir, "restore", 4, bytes);
@@ -109,6 +120,67 @@ fn one_key_group(bench: &mut Bench, dir: &ScratchDir, bytes: u64) {
         bench.target(format!("requests per part, {what}"), requests_per_part, Limit::AtMost(2.0));
     }
     bench.table(table);
+    made
+}
+
+/// A quarter of the key groups, by a reader and by the client alone.
+fn a_quarter(bench: &mut Bench, made: &Made) {
+    let rounds = bench.number("--rounds", bench.size(9, 1)) as usize;
+    let range = KeyGroupRange::new(0, KEY_GROUPS / 4 - 1).expect("first <= last");
+    let ranges = made.object.ranges(&made.bucket, range);
+    let needed: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    bench.progress(&format!("{} MiB in {} ranges", needed >> 20, ranges.len()));
+    let url = format!("file://{}", made.bucket.display());
+    let store = tidelog_upload::open_store(&url).expect("the bucket opens");
+    let runtime = Runtime::Own { threads: 2 };
+    let driver = Driver::start(vec![store], runtime, UploadOptions::default()).expect("it starts");
+    let mut stats = None;
+    let (mut client_cpu, mut reader_cpu) = (Vec::new(), Vec::new());
+    let times = interleave(rounds, 2, |leg| {
+        let (started_at, cpu_before) = (Instant::now(), cpu_time());
+        match leg {
+            0 => made.object.download(&driver, &ranges),
+            _ => {
+                let mut reader = ChangelogReader::open(&made.handles, range).expect("the bucket opens");
+                let mut changes = 0;
+                while let Some(batch) = block_on(reader.next_batch()).expect("the object is whole") {
+                    changes += batch.len() as u64;
+                }
+                let groups = range.first().0..=range.last().0;
+                let of_group = |group| made.handles.iter().map(move |handle| made.values_of(handle.log(), group));
+                assert_eq!(changes, groups.flat_map(of_group).sum::<u64>(), "every change, once");
+                stats = Some(reader.stats());
+            }
+        }
+        let seconds = started_at.elapsed().as_secs_f64();
+        let cpu = (cpu_time() - cpu_before).as_secs_f64();
+        if leg == 0 { &mut client_cpu } else { &mut reader_cpu }.push(cpu);
+        seconds
+    });
+    let stats = stats.expect("there is a round");
+    let mut table = Table::new(
+        format!("{} of {KEY_GROUPS} key groups, {VALUE_LEN} B values, {} logs", range.len(), made.handles.len()),
+        &["what", "MiB", "requests", "ms", "MB/s", "CPU_ms"],
+    );
+    let rows = [
+        ("client alone", needed, ranges.len() as u64, &times[0], &client_cpu),
+        ("reader", stats.bytes, stats.requests, &times[1], &reader_cpu),
+    ];
+    for (what, bytes, requests, times, cpu) in rows {
+        table.row([
+            what.into(),
+            (bytes >> 20).into(),
+            requests.into(),
+            (median(times) * 1e3).into(),
+            (bytes as f64 / median(times) / 1e6).into(),
+            (median(cpu) * 1e3).into(),
+        ]);
+    }
+    bench.table(table);
+    let share = stats.bytes as f64 / needed as f64;
+    bench.target("bytes read / bytes of the key groups, a quarter of them", share, Limit::AtMost(1.1));
+    let speed = ratio(&times[0], &times[1]) * share;
+    bench.target("speed of the reader / of the client alone", speed, Limit::AtLeast(0.8));
 }
 
 fn overhead(bench: &mut Bench, dir: &ScratchDir) {
@@ -140,6 +212,7 @@ fn overhead(bench: &mut Bench, dir: &ScratchDir) {
 
 /// A checkpoint of several logs, in one object.
 struct Made {
+    bucket: PathBuf,
     handles: Vec<ChangelogHandle>,
     object: Object,
     /// How many changes each log has in each key group.
@@ -147,6 +220,7 @@ struct Made {
 }
 
 struct Object {
+    name: String,
     len: u64,
     footer: Footer,
     footer_len: u64,
@@ -189,7 +263,7 @@ impl Made {
         bench.progress("all persisted");
         changelog.close(Duration::from_secs(60)).expect("the changelog closes");
         let object = Object::read(&bucket, &handles);
-        Made { handles, object, counts }
+        Made { bucket, handles, object, counts }
     }
 
     fn values_of(&self, log: LogId, key_group: u16) -> u64 {
@@ -212,7 +286,53 @@ impl Object {
         let extent = &handles[0].extents()[0];
         let range = extent.footer.start as usize..extent.footer.end as usize;
         let footer = Footer::decode(&bytes[range], Some(extent.token)).expect("the footer is whole");
-        Object { len: bytes.len() as u64, footer, footer_len: extent.footer.end - extent.footer.start }
+        let (name, footer_len) = (extent.object().to_owned(), extent.footer.end - extent.footer.start);
+        Object { name, len: bytes.len() as u64, footer, footer_len }
+    }
+
+    /// Where the changesets of some key groups are, run by run, in ranges as a reader asks for them.
+    fn ranges(&self, bucket: &std::path::Path, key_groups: KeyGroupRange) -> Vec<Range<u64>> {
+        let file = std::fs::File::open(bucket.join(&self.name)).expect("the object is in the bucket");
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (index, part) in self.footer.parts().iter().enumerate() {
+            for run in &part.runs {
+                let start = part.offset + run.offset;
+                let mut bytes = vec![0; run.directory_len as usize];
+                file.read_exact_at(&mut bytes, start).expect("the object is whole");
+                let part = self.footer.part_id(index as u32);
+                let directory = Directory::decode(&bytes, part, run).expect("the object is whole");
+                let entries = directory.entries().iter();
+                let wanted =
+                    entries.filter(|entry| entry.group.is_some_and(|group| key_groups.contains(group)));
+                let mut open: Option<Range<u64>> = None;
+                for entry in wanted {
+                    let (first, end) = (start + entry.range.start, start + entry.range.end);
+                    match &mut open {
+                        Some(range) if end - range.start <= RANGE_BYTES => range.end = end,
+                        _ => ranges.extend(open.replace(first..end)),
+                    }
+                }
+                ranges.extend(open);
+            }
+        }
+        ranges
+    }
+
+    /// Reads ranges, and looks at nothing.
+    fn download(&self, driver: &Driver, ranges: &[Range<u64>]) {
+        let mut under_way = VecDeque::new();
+        let mut left = ranges.iter();
+        loop {
+            while under_way.len() < READ_AHEAD
+                && let Some(range) = left.next()
+            {
+                let (resolver, pending) = tidelog_upload::channel();
+                driver.get(BucketIndex(0), &self.name, range.clone(), move |bytes| resolver.resolve(bytes));
+                under_way.push_back(pending);
+            }
+            let Some(pending) = under_way.pop_front() else { return };
+            drop(pending.wait().expect("it is answered").expect("the bucket has it"));
+        }
     }
 
     /// What the directories of some logs take in all parts.
