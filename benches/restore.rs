@@ -147,7 +147,8 @@ fn a_quarter(bench: &mut Bench, made: &Made) {
                     changes += batch.len() as u64;
                 }
                 let groups = range.first().0..=range.last().0;
-                let of_group = |group| made.handles.iter().map(move |handle| made.values_of(handle.log(), group));
+                let of_group =
+                    |group| made.handles.iter().map(move |handle| made.values_of(handle.log(), group));
                 assert_eq!(changes, groups.flat_map(of_group).sum::<u64>(), "every change, once");
                 stats = Some(reader.stats());
             }
@@ -159,7 +160,11 @@ fn a_quarter(bench: &mut Bench, made: &Made) {
     });
     let stats = stats.expect("there is a round");
     let mut table = Table::new(
-        format!("{} of {KEY_GROUPS} key groups, {VALUE_LEN} B values, {} logs", range.len(), made.handles.len()),
+        format!(
+            "{} of {KEY_GROUPS} key groups, {VALUE_LEN} B values, {} logs",
+            range.len(),
+            made.handles.len()
+        ),
         &["what", "MiB", "requests", "ms", "MB/s", "CPU_ms"],
     );
     let rows = [

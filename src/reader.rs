@@ -226,6 +226,9 @@ impl ChangelogReader {
                 }
                 None => {
                     if !self.await_ahead().await {
+                        debug_assert!(
+                            self.runs.is_empty() && self.ranges.is_empty() && self.bytes_under_way == 0
+                        );
                         if !self.metadata {
                             return Ok(None);
                         }
@@ -302,14 +305,16 @@ impl ChangelogReader {
         Ok(())
     }
 
-    /// Waits for what everything behind it waits for. `false` if there is nothing.
+    /// With nothing under way: waits for what everything behind it waits for. `false` at the end of the pass.
     async fn await_ahead(&mut self) -> bool {
         if let Some(Ahead::Object(_, (_, directory))) = self.directories.front_mut() {
             directory.come().await;
+        } else if !self.runs.is_empty() || !self.directories.is_empty() || !self.ranges.is_empty() {
+            // Looking ahead once more moves them on.
         } else if let Some(Ahead::Object(_, footer)) = self.footers.front_mut() {
             footer.come().await;
         } else {
-            return false;
+            return !self.footers.is_empty() || self.next_item < self.shared.items.len();
         }
         true
     }

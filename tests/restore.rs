@@ -1,0 +1,441 @@
+//! Restores: any number of writers into any number of readers, from objects and from what the local disk still holds.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{eventually, options};
+use tidelog::{
+    Change, Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, HandlesError, KeyGroup,
+    KeyGroupRange, LogId, Options, ReadError, ReadStats, Restore, SequenceNumber,
+};
+
+const ZERO: SequenceNumber = SequenceNumber::ZERO;
+const KEY_GROUPS: u16 = 96;
+
+fn range(first: u16, last: u16) -> KeyGroupRange {
+    KeyGroupRange::new(first, last).unwrap()
+}
+
+/// Cuts all key groups into `parts` ranges.
+fn cut(parts: u16) -> Vec<KeyGroupRange> {
+    let at = |part: u16| part * KEY_GROUPS / parts;
+    (0..parts).map(|part| range(at(part), at(part + 1) - 1)).collect()
+}
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % end
+    }
+}
+
+/// What was appended: for each log in the order of creation, each change with its key group.
+#[derive(Default)]
+struct Model(Vec<LogModel>);
+
+type LogModel = (LogId, KeyGroupRange, Vec<(Option<u16>, Vec<u8>)>);
+
+impl Model {
+    fn writer(&mut self, changelog: &Changelog, key_groups: KeyGroupRange) -> ChangelogWriter {
+        let writer = changelog.create_writer("state", key_groups).unwrap();
+        self.0.push((writer.log(), key_groups, Vec::new()));
+        writer
+    }
+
+    fn append(&mut self, writer: &mut ChangelogWriter, random: &mut Random) {
+        let groups = writer.key_groups();
+        // Some are longer than a block.
+        let len = if random.below(100) == 0 { random.below(600_000) } else { random.below(300) };
+        let value: Vec<u8> = (0..len).map(|at| (at * 7 + random.0) as u8).collect();
+        let group = match random.below(40) {
+            0 => {
+                writer.append_metadata(&value).unwrap();
+                None
+            }
+            drawn => {
+                let group = groups.first().0 + (drawn * 31 + random.0 % 17) as u16 % groups.len() as u16;
+                writer.append(KeyGroup(group), &value).unwrap();
+                Some(group)
+            }
+        };
+        self.0.iter_mut().find(|log| log.0 == writer.log()).unwrap().2.push((group, value));
+    }
+
+    /// Holds what was read of a range of key groups, from the changes `from..to` of each log, against what was appended.
+    fn check(&self, read: &[Change], key_groups: KeyGroupRange, from: usize) {
+        let first_data = read.iter().position(|change| change.key_group.is_some()).unwrap_or(read.len());
+        assert!(read[first_data..].iter().all(|change| change.key_group.is_some()), "metadata comes first");
+        let mut found: BTreeMap<Option<u16>, Vec<(LogId, u64, &[u8])>> = BTreeMap::new();
+        for change in read {
+            let group = change.key_group.map(|group| group.0);
+            found.entry(group).or_default().push((change.log, change.number.0, &change.value));
+        }
+        let mut expected: BTreeMap<Option<u16>, Vec<(LogId, u64, &[u8])>> = BTreeMap::new();
+        for (log, groups, changes) in &self.0 {
+            for (number, (group, value)) in changes.iter().enumerate().skip(from) {
+                let here = groups.intersection(key_groups).is_some();
+                if here && group.is_none_or(|group| key_groups.contains(KeyGroup(group))) {
+                    expected.entry(*group).or_default().push((*log, number as u64, value));
+                }
+            }
+        }
+        assert!(found == expected, "each change once, log by log, in the order of numbers, in {key_groups}");
+    }
+}
+
+fn all(reader: &mut ChangelogReader) -> Vec<Change> {
+    reader.map(Result::unwrap).collect()
+}
+
+/// Several handles of several writers, one after another, and what they stand for.
+fn written(changelog: &Changelog, writers: u16, checkpoints: usize) -> (Model, Vec<ChangelogHandle>) {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15 + u64::from(writers));
+    let mut model = Model::default();
+    let mut open: Vec<ChangelogWriter> =
+        cut(writers).into_iter().map(|groups| model.writer(changelog, groups)).collect();
+    let mut handles = Vec::new();
+    for _ in 0..checkpoints {
+        let from: Vec<SequenceNumber> = open.iter().map(ChangelogWriter::next_sequence_number).collect();
+        for _ in 0..400 * open.len() {
+            let writer = random.below(open.len() as u64) as usize;
+            model.append(&mut open[writer], &mut random);
+        }
+        let persists: Vec<_> =
+            open.iter_mut().zip(from).map(|(writer, from)| writer.persist_durably(from)).collect();
+        handles.extend(persists.into_iter().map(|persist| persist.wait().unwrap()));
+    }
+    (model, handles)
+}
+
+fn small(home: &Path) -> Options {
+    options(home).part_bytes(1 << 20).local_bytes(48 << 20)
+}
+
+#[test]
+fn any_number_of_writers_becomes_any_number_of_readers() {
+    for writers in [1, 2, 3, 5] {
+        let home = tempfile::tempdir().unwrap();
+        let changelog = Changelog::open(small(home.path())).unwrap();
+        let (model, mut handles) = written(&changelog, writers, 3);
+        // The first handles say the order of logs; those of one log may come in any order.
+        let rest = handles.split_off(usize::from(writers));
+        handles.extend(rest.into_iter().rev());
+        for readers in [1, 2, 3, 4, 7] {
+            let restore = Restore::open(&handles).unwrap();
+            for key_groups in cut(readers) {
+                model.check(&all(&mut restore.reader(key_groups).unwrap()), key_groups, 0);
+            }
+            let whole = range(0, KEY_GROUPS - 1);
+            model.check(&all(&mut restore.reader_of_all()), whole, 0);
+            model.check(&all(&mut changelog.restore(&handles).unwrap().reader(whole).unwrap()), whole, 0);
+        }
+    }
+}
+
+/// More footers and directories than are asked for ahead, and each is there as soon as it is asked for.
+#[test]
+fn objects_of_many_parts_are_read_to_their_ends() {
+    let home = tempfile::tempdir().unwrap();
+    let options = small(home.path()).block_bytes(8 << 10).part_bytes(16 << 10);
+    let changelog = Changelog::open(options).unwrap();
+    let mut model = Model::default();
+    let mut writer = model.writer(&changelog, range(0, KEY_GROUPS - 1));
+    let mut handles = Vec::new();
+    for checkpoint in 0..40 {
+        let from = writer.next_sequence_number();
+        // The last one has some hundred parts; none has metadata, so that there is nothing to be read between them at first.
+        for number in 0..if checkpoint == 39 { 20_000 } else { 20 } {
+            let group = (number % u64::from(KEY_GROUPS)) as u16;
+            writer.append(KeyGroup(group), &[number as u8; 200]).unwrap();
+            model.0[0].2.push((Some(group), vec![number as u8; 200]));
+        }
+        handles.push(writer.persist_durably(from).wait().unwrap());
+    }
+    for key_groups in cut(1).into_iter().chain(cut(3)) {
+        let store = tidelog_upload::open_store(&format!("file://{}", home.path().join("bucket").display()));
+        let reader = ChangelogReader::open_simulated(&handles, key_groups, vec![store.unwrap()]);
+        model.check(&all(&mut reader.unwrap()), key_groups, 0);
+        model.check(&all(&mut ChangelogReader::open(&handles, key_groups).unwrap()), key_groups, 0);
+    }
+}
+
+#[test]
+fn footers_and_directories_are_fetched_once_for_all_readers() {
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path())).unwrap();
+    let (model, handles) = written(&changelog, 3, 2);
+    let alone: ReadStats = {
+        let mut reader = ChangelogReader::open(&handles, range(0, KEY_GROUPS - 1)).unwrap();
+        all(&mut reader);
+        reader.stats()
+    };
+    let restore = Restore::open(&handles).unwrap();
+    let readers: Vec<_> =
+        cut(6).into_iter().map(|groups| (groups, restore.reader(groups).unwrap())).collect();
+    // All at the same time.
+    let stats: Vec<ReadStats> = std::thread::scope(|scope| {
+        let model = &model;
+        let read = |(key_groups, mut reader): (KeyGroupRange, ChangelogReader)| {
+            scope.spawn(move || {
+                model.check(&all(&mut reader), key_groups, 0);
+                reader.stats()
+            })
+        };
+        let threads: Vec<_> = readers.into_iter().map(read).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    // Metadata is read by every reader of its log: by two of them here.
+    let metadata: u64 =
+        model.0.iter().flat_map(|log| &log.2).filter(|(group, _)| group.is_none()).map(|_| 1).sum();
+    assert!(metadata > 0);
+    let bytes: u64 = stats.iter().map(|stats| stats.bytes).sum();
+    let again: u64 = handles.len() as u64 * 2 * 1024 + metadata_bytes(&model);
+    assert!(
+        bytes <= alone.bytes + again,
+        "{bytes} bytes by six readers, {} by one, {again} of metadata again",
+        alone.bytes
+    );
+    // A second reader of the same key groups asks for changesets only.
+    let mut second = restore.reader(range(0, 15)).unwrap();
+    model.check(&all(&mut second), range(0, 15), 0);
+    let mut fresh = ChangelogReader::open(&handles, range(0, 15)).unwrap();
+    model.check(&all(&mut fresh), range(0, 15), 0);
+    let (second, fresh) = (second.stats(), fresh.stats());
+    let objects = 2;
+    assert!(second.requests + objects + 2 <= fresh.requests, "{second:?} after others, {fresh:?} alone");
+    let asked_by_all: u64 = stats.iter().map(|stats| stats.requests).sum();
+    assert!(asked_by_all > 0);
+}
+
+fn metadata_bytes(model: &Model) -> u64 {
+    let metadata = model.0.iter().flat_map(|log| &log.2).filter(|(group, _)| group.is_none());
+    metadata.map(|(_, value)| value.len() as u64 + 32).sum()
+}
+
+#[test]
+fn handles_that_do_not_go_together_are_refused_before_anything_is_read() {
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path())).unwrap();
+    let (_, handles) = written(&changelog, 2, 2);
+    let missing = Restore::open(&handles[1..2]).unwrap().reader(range(0, 95)).unwrap_err();
+    assert!(
+        matches!(&missing, ReadError::Handles(HandlesError::NotCovered { missing }) if *missing == [range(0, 47)]),
+        "{missing}"
+    );
+    assert!(missing.to_string().contains("0-47"), "{missing}");
+    let twice = [handles[0].clone(), handles[0].clone()];
+    assert!(matches!(Restore::open(&twice), Err(ReadError::Handles(HandlesError::Overlap { .. }))));
+    assert!(matches!(changelog.restore(&twice), Err(ReadError::Handles(HandlesError::Overlap { .. }))));
+    // The first checkpoint of each log is left out, which nobody but the engine could notice.
+    assert!(Restore::open(&handles[2..]).is_ok());
+    assert_eq!(Restore::open(&[]).unwrap().reader(KeyGroupRange::ALL).unwrap().count(), 0);
+}
+
+/// Nothing in the bucket can be read any more.
+fn empty_bucket(home: &Path) {
+    fs::rename(home.join("bucket"), home.join("gone")).unwrap();
+    fs::create_dir(home.join("bucket")).unwrap();
+}
+
+fn refill_bucket(home: &Path) {
+    fs::remove_dir_all(home.join("bucket")).unwrap();
+    fs::rename(home.join("gone"), home.join("bucket")).unwrap();
+}
+
+fn check_restore(
+    changelog: &Changelog,
+    handles: &[ChangelogHandle],
+    model: &Model,
+    readers: u16,
+) -> ReadStats {
+    let restore = changelog.restore(handles).unwrap();
+    let mut sum = ReadStats::default();
+    for key_groups in cut(readers) {
+        let mut reader = restore.reader(key_groups).unwrap();
+        model.check(&all(&mut reader), key_groups, 0);
+        let stats = reader.stats();
+        sum.requests += stats.requests;
+        sum.bytes += stats.bytes;
+        sum.local_bytes += stats.local_bytes;
+    }
+    sum
+}
+
+#[test]
+fn what_the_local_disk_holds_is_read_from_there() {
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path()).local_retention_bytes(40 << 20)).unwrap();
+    let (model, handles) = written(&changelog, 2, 3);
+    // Of logs whose writers are open, or were in this process.
+    empty_bucket(home.path());
+    let stats = check_restore(&changelog, &handles, &model, 3);
+    assert_eq!((stats.requests, stats.bytes), (0, 0));
+    assert!(stats.local_bytes > 1 << 20, "{stats:?}");
+    changelog.close(Duration::from_secs(20)).unwrap();
+    // And of recovered ones.
+    let changelog = Changelog::open(small(home.path()).local_retention_bytes(40 << 20)).unwrap();
+    let stats = check_restore(&changelog, &handles, &model, 3);
+    assert_eq!((stats.requests, stats.bytes), (0, 0));
+    changelog.close(Duration::from_secs(20)).unwrap();
+    // Without the directory, from the bucket alone.
+    refill_bucket(home.path());
+    fs::remove_dir_all(home.path().join("local")).unwrap();
+    let changelog = Changelog::open(small(home.path())).unwrap();
+    let stats = check_restore(&changelog, &handles, &model, 3);
+    assert_eq!(stats.local_bytes, 0);
+    assert!(stats.bytes > 1 << 20, "{stats:?}");
+}
+
+#[test]
+fn without_retention_settled_segments_are_released() {
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path()).local_retention_bytes(0)).unwrap();
+    let (model, handles) = written(&changelog, 2, 3);
+    // Each log reads it twice: once for metadata.
+    let newest = 2 * 2 * (2 << 20);
+    eventually("all but the newest segment are released", || {
+        check_restore(&changelog, &handles, &model, 1).local_bytes <= newest
+    });
+    assert!(check_restore(&changelog, &handles, &model, 1).bytes > 1 << 20);
+}
+
+fn segments(home: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(home.join("local")).unwrap().map(|entry| entry.unwrap().path());
+    let mut segments: Vec<_> =
+        entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("segment-")).collect();
+    segments.sort();
+    segments
+}
+
+#[test]
+fn what_is_damaged_or_gone_locally_is_read_from_objects() {
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path()).local_retention_bytes(40 << 20)).unwrap();
+    let (model, handles) = written(&changelog, 2, 3);
+    let whole = check_restore(&changelog, &handles, &model, 2);
+    assert_eq!(whole.bytes, 0);
+    // A bit of some block flips.
+    let segments = segments(home.path());
+    assert!(segments.len() > 2, "{segments:?}");
+    let good = fs::read(&segments[0]).unwrap();
+    let mut bad = good.clone();
+    bad[700_000] ^= 4;
+    fs::write(&segments[0], &bad).unwrap();
+    let damaged = check_restore(&changelog, &handles, &model, 2);
+    assert!(damaged.bytes > 0 && damaged.local_bytes > 0, "{damaged:?}");
+    // A block of another place, whole in itself, stands where one was.
+    let len = tidelog::block::Block::peek_len(&good).unwrap();
+    let next = tidelog::block::Block::peek_len(&good[len..]).unwrap();
+    assert_eq!(len, next, "full blocks are of one length");
+    let mut swapped = good.clone();
+    swapped[..len].copy_from_slice(&good[len..2 * len]);
+    fs::write(&segments[0], &swapped).unwrap();
+    let misplaced = check_restore(&changelog, &handles, &model, 2);
+    assert!(misplaced.bytes > 0 && misplaced.local_bytes > 0, "{misplaced:?}");
+    // A file is cut short, another one is gone.
+    fs::write(&segments[0], &good[..len + 100]).unwrap();
+    fs::rename(&segments[1], home.path().join("aside")).unwrap();
+    let gone = check_restore(&changelog, &handles, &model, 2);
+    assert!(gone.bytes > misplaced.bytes, "{gone:?}");
+    // A reader that was opened before does not mind either.
+    fs::write(&segments[0], &good).unwrap();
+    fs::rename(home.path().join("aside"), &segments[1]).unwrap();
+    let restore = changelog.restore(&handles).unwrap();
+    let mut reader = restore.reader(range(0, 95)).unwrap();
+    let first = reader.next().unwrap().unwrap();
+    for segment in &segments {
+        fs::rename(segment, segment.with_extension("aside")).unwrap();
+    }
+    let mut read = vec![first];
+    read.extend(all(&mut reader));
+    model.check(&read, range(0, 95), 0);
+    assert!(reader.stats().bytes > 0);
+    for segment in &segments {
+        fs::rename(segment.with_extension("aside"), segment).unwrap();
+    }
+    assert_eq!(check_restore(&changelog, &handles, &model, 2), whole);
+}
+
+#[test]
+fn what_is_kept_makes_room_for_appends_at_once() {
+    let home = tempfile::tempdir().unwrap();
+    let small = || small(home.path()).local_bytes(16 << 20).local_retention_bytes(16 << 20);
+    let changelog = Changelog::open(small().append_wait_max(Duration::from_secs(30))).unwrap();
+    let (model, handles) = written(&changelog, 2, 2);
+    let restore = changelog.restore(&handles).unwrap();
+    let mut begun = restore.reader(range(0, 47)).unwrap();
+    let mut read = vec![begun.next().unwrap().unwrap()];
+    // Four times the budget, while a restore is under way, which keeps nobody waiting.
+    let mut writer = changelog.create_writer("much", range(0, 9)).unwrap();
+    for _ in 0..64 {
+        for _ in 0..1_000 {
+            writer.append(KeyGroup(3), &[7; 1000]).unwrap();
+        }
+        writer.truncate(writer.next_sequence_number()).unwrap();
+    }
+    read.extend(all(&mut begun));
+    let mut half = Model::default();
+    half.0.extend(model.0.iter().filter(|log| log.1 == range(0, 47)).cloned());
+    half.check(&read, range(0, 47), 0);
+    // Its segments were used again: all comes from the bucket.
+    let stats = check_restore(&changelog, &handles, &model, 2);
+    assert_eq!(stats.local_bytes, 0, "{stats:?}");
+    assert!(stats.bytes > 0);
+}
+
+#[test]
+fn what_is_truncated_is_not_kept() {
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path()).local_retention_bytes(40 << 20)).unwrap();
+    let mut writer = changelog.create_writer("spent", range(0, 9)).unwrap();
+    for _ in 0..20_000 {
+        writer.append(KeyGroup(3), &[7; 1000]).unwrap();
+    }
+    let handle = writer.persist_durably(ZERO).wait().unwrap();
+    let local_bytes = || {
+        let mut reader =
+            changelog.restore(std::slice::from_ref(&handle)).unwrap().reader(range(0, 9)).unwrap();
+        let _ = reader.by_ref().take_while(Result::is_ok).count();
+        reader.stats().local_bytes
+    };
+    assert!(local_bytes() > 20_000_000);
+    writer.truncate(handle.to()).unwrap();
+    eventually("what nobody needs is released", || local_bytes() <= 2 * (2 << 20));
+}
+
+#[test]
+fn a_future_that_is_dropped_loses_no_change() {
+    use std::future::Future;
+    use std::task::{Context, Waker};
+
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path())).unwrap();
+    let (model, handles) = written(&changelog, 2, 2);
+    let mut reader = ChangelogReader::open(&handles, range(0, 95)).unwrap();
+    let mut read = Vec::new();
+    let mut dropped = 0;
+    loop {
+        let mut context = Context::from_waker(Waker::noop());
+        match std::pin::pin!(reader.next_batch()).poll(&mut context) {
+            std::task::Poll::Pending => {
+                dropped += 1;
+                std::thread::yield_now();
+            }
+            std::task::Poll::Ready(batch) => match batch.unwrap() {
+                Some(batch) => read.extend(batch),
+                None => break,
+            },
+        }
+    }
+    assert!(dropped > 0);
+    model.check(&read, range(0, 95), 0);
+}
