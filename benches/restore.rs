@@ -10,29 +10,25 @@
 //! Run by `cargo bench --bench restore`; without `--bench` or with `--smoke` it only shows that it works.
 #![forbid(unsafe_code)]
 
+#[path = "common/client.rs"]
+mod client;
 mod common;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use client::Client;
 use common::{Bench, Limit, ScratchDir, Table, cpu_time, interleave, median, ratio};
 use tidelog::footer::Footer;
-use tidelog::part::Directory;
 use tidelog::{
     Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, Durability, KeyGroup, KeyGroupRange, LogId,
     Options, SequenceNumber,
 };
-use tidelog_upload::bucket::BucketIndex;
-use tidelog_upload::{Driver, Runtime, UploadOptions, block_on};
+use tidelog_upload::block_on;
 
 const VALUE_LEN: usize = 256;
 const KEY_GROUPS: u16 = 128;
-/// As a reader asks for them, and as many at once.
-const RANGE_BYTES: u64 = 4 << 20;
-const READ_AHEAD: usize = 16;
 /// The key group that is restored.
 const KEY_GROUP: u16 = 17;
 
@@ -127,19 +123,15 @@ fn one_key_group(bench: &mut Bench, dir: &ScratchDir, bytes: u64) -> Made {
 fn a_quarter(bench: &mut Bench, made: &Made) {
     let rounds = bench.number("--rounds", bench.size(9, 1)) as usize;
     let range = KeyGroupRange::new(0, KEY_GROUPS / 4 - 1).expect("first <= last");
-    let ranges = made.object.ranges(&made.bucket, range);
-    let needed: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-    bench.progress(&format!("{} MiB in {} ranges", needed >> 20, ranges.len()));
-    let url = format!("file://{}", made.bucket.display());
-    let store = tidelog_upload::open_store(&url).expect("the bucket opens");
-    let runtime = Runtime::Own { threads: 2 };
-    let driver = Driver::start(vec![store], runtime, UploadOptions::default()).expect("it starts");
+    let client = Client::new(&format!("file://{}", made.bucket.display()), &made.handles, range);
+    let (needed, ranges) = (client.bytes(), client.ranges.len() as u64);
+    bench.progress(&format!("{} MiB in {ranges} ranges", needed >> 20));
     let mut stats = None;
     let (mut client_cpu, mut reader_cpu) = (Vec::new(), Vec::new());
     let times = interleave(rounds, 2, |leg| {
         let (started_at, cpu_before) = (Instant::now(), cpu_time());
         match leg {
-            0 => made.object.download(&driver, &ranges),
+            0 => client.download(),
             _ => {
                 let mut reader = ChangelogReader::open(&made.handles, range).expect("the bucket opens");
                 let mut changes = 0;
@@ -168,7 +160,7 @@ fn a_quarter(bench: &mut Bench, made: &Made) {
         &["what", "MiB", "requests", "ms", "MB/s", "CPU_ms"],
     );
     let rows = [
-        ("client alone", needed, ranges.len() as u64, &times[0], &client_cpu),
+        ("client alone", needed, ranges, &times[0], &client_cpu),
         ("reader", stats.bytes, stats.requests, &times[1], &reader_cpu),
     ];
     for (what, bytes, requests, times, cpu) in rows {
@@ -225,7 +217,6 @@ struct Made {
 }
 
 struct Object {
-    name: String,
     len: u64,
     footer: Footer,
     footer_len: u64,
@@ -291,53 +282,7 @@ impl Object {
         let extent = &handles[0].extents()[0];
         let range = extent.footer.start as usize..extent.footer.end as usize;
         let footer = Footer::decode(&bytes[range], Some(extent.token)).expect("the footer is whole");
-        let (name, footer_len) = (extent.object().to_owned(), extent.footer.end - extent.footer.start);
-        Object { name, len: bytes.len() as u64, footer, footer_len }
-    }
-
-    /// Where the changesets of some key groups are, run by run, in ranges as a reader asks for them.
-    fn ranges(&self, bucket: &std::path::Path, key_groups: KeyGroupRange) -> Vec<Range<u64>> {
-        let file = std::fs::File::open(bucket.join(&self.name)).expect("the object is in the bucket");
-        let mut ranges: Vec<Range<u64>> = Vec::new();
-        for (index, part) in self.footer.parts().iter().enumerate() {
-            for run in &part.runs {
-                let start = part.offset + run.offset;
-                let mut bytes = vec![0; run.directory_len as usize];
-                file.read_exact_at(&mut bytes, start).expect("the object is whole");
-                let part = self.footer.part_id(index as u32);
-                let directory = Directory::decode(&bytes, part, run).expect("the object is whole");
-                let entries = directory.entries().iter();
-                let wanted =
-                    entries.filter(|entry| entry.group.is_some_and(|group| key_groups.contains(group)));
-                let mut open: Option<Range<u64>> = None;
-                for entry in wanted {
-                    let (first, end) = (start + entry.range.start, start + entry.range.end);
-                    match &mut open {
-                        Some(range) if end - range.start <= RANGE_BYTES => range.end = end,
-                        _ => ranges.extend(open.replace(first..end)),
-                    }
-                }
-                ranges.extend(open);
-            }
-        }
-        ranges
-    }
-
-    /// Reads ranges, and looks at nothing.
-    fn download(&self, driver: &Driver, ranges: &[Range<u64>]) {
-        let mut under_way = VecDeque::new();
-        let mut left = ranges.iter();
-        loop {
-            while under_way.len() < READ_AHEAD
-                && let Some(range) = left.next()
-            {
-                let (resolver, pending) = tidelog_upload::channel();
-                driver.get(BucketIndex(0), &self.name, range.clone(), move |bytes| resolver.resolve(bytes));
-                under_way.push_back(pending);
-            }
-            let Some(pending) = under_way.pop_front() else { return };
-            drop(pending.wait().expect("it is answered").expect("the bucket has it"));
-        }
+        Object { len: bytes.len() as u64, footer, footer_len: extent.footer.end - extent.footer.start }
     }
 
     /// What the directories of some logs take in all parts.

@@ -44,6 +44,9 @@ struct Model(Vec<LogModel>);
 
 type LogModel = (LogId, KeyGroupRange, Vec<(Option<u16>, Vec<u8>)>);
 
+/// Of each key group, log and number of each change, and its value.
+type ByGroup<'a> = BTreeMap<Option<u16>, Vec<(LogId, u64, &'a [u8])>>;
+
 impl Model {
     fn writer(&mut self, changelog: &Changelog, key_groups: KeyGroupRange) -> ChangelogWriter {
         let writer = changelog.create_writer("state", key_groups).unwrap();
@@ -74,12 +77,12 @@ impl Model {
     fn check(&self, read: &[Change], key_groups: KeyGroupRange, from: usize) {
         let first_data = read.iter().position(|change| change.key_group.is_some()).unwrap_or(read.len());
         assert!(read[first_data..].iter().all(|change| change.key_group.is_some()), "metadata comes first");
-        let mut found: BTreeMap<Option<u16>, Vec<(LogId, u64, &[u8])>> = BTreeMap::new();
+        let mut found = ByGroup::new();
         for change in read {
             let group = change.key_group.map(|group| group.0);
             found.entry(group).or_default().push((change.log, change.number.0, &change.value));
         }
-        let mut expected: BTreeMap<Option<u16>, Vec<(LogId, u64, &[u8])>> = BTreeMap::new();
+        let mut expected = ByGroup::new();
         for (log, groups, changes) in &self.0 {
             for (number, (group, value)) in changes.iter().enumerate().skip(from) {
                 let here = groups.intersection(key_groups).is_some();
