@@ -416,6 +416,51 @@ fn what_is_truncated_is_not_kept() {
 }
 
 #[test]
+fn what_only_the_local_disk_holds_stays_while_it_is_read() {
+    let home = tempfile::tempdir().unwrap();
+    let open = || {
+        let options = small(home.path()).local_bytes(24 << 20).local_retention_bytes(0);
+        Changelog::open(options.append_wait_max(Duration::ZERO)).unwrap()
+    };
+    let changelog = open();
+    let mut model = Model::default();
+    let mut writer = model.writer(&changelog, range(0, 9));
+    for number in 0..12_000u64 {
+        let value = number.to_le_bytes().repeat(125);
+        while writer.append(KeyGroup(3), &value).is_err() {
+            std::thread::yield_now();
+        }
+        model.0[0].2.push((Some(3), value));
+    }
+    writer.sync().wait().unwrap();
+    drop((writer, changelog));
+    let changelog = open();
+    let [log] = changelog.recovered() else { panic!("{:?}", changelog.recovered()) };
+    let mut reader = log.read(range(0, 9)).unwrap();
+    let mut read = vec![reader.next().unwrap().unwrap()];
+    // All of it is in objects now, and appends want the room.
+    log.persist_durably(log.start()).wait().unwrap();
+    let mut writer = changelog.create_writer("much", range(0, 9)).unwrap();
+    let mut refused = 0;
+    while refused < 50 {
+        match writer.append(KeyGroup(3), &[7; 1000]) {
+            Ok(number) => {
+                assert!(number.0 < 30_000, "the log that is read is not in the way");
+                writer.truncate(SequenceNumber(number.0)).unwrap();
+            }
+            Err(_) => {
+                refused += 1;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+    read.extend(all(&mut reader));
+    model.check(&read, range(0, 9), 0);
+    drop(reader);
+    eventually("there is room again", || writer.append(KeyGroup(3), &[7; 1000]).is_ok());
+}
+
+#[test]
 fn a_future_that_is_dropped_loses_no_change() {
     use std::future::Future;
     use std::task::{Context, Waker};

@@ -231,6 +231,8 @@ fn shared(bytes: &Bytes, value: &[u8]) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::assemble::tests::{Change as Appended, log_id, spill};
+    use tidelog_io::segment::BlockPlace;
 
     fn block(number: u64, first: u64, end: u64, resumes: bool, continues: bool) -> BlockRef {
         let whole_from = SequenceNumber(first + u64::from(resumes));
@@ -272,5 +274,72 @@ mod tests {
             found(&[blocks[0].clone(), blocks[2].clone()], 0, 100, 1),
             [(10, 12, 0..1), (13, 15, 1..2)]
         );
+    }
+
+    /// A group of the changes of one log in these blocks.
+    fn group(blocks: Vec<BlockRef>, end: u64, path: PathBuf) -> LocalGroup {
+        let files = Arc::new(tidelog_io::directory::RealFiles::open(&path).unwrap());
+        LocalGroup {
+            log: log_id(0),
+            key_groups: KeyGroupRange::ALL,
+            numbers: SequenceNumber(0)..SequenceNumber(end),
+            site: Arc::new(LocalSite { path, files, _lock: None }),
+            blocks,
+            objects: Vec::new(),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    #[test]
+    fn a_group_is_read_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let changes: Vec<_> =
+            (0..40).map(|number| Appended { log: 0, group: Some(1), value: vec![number; 1000] }).collect();
+        let blocks: Vec<BlockRef> = spill(&changes)
+            .into_iter()
+            .map(|bytes| {
+                let header = *Block::decode(&bytes, None).unwrap().header();
+                let (len, bytes) = (bytes.len(), Some(bytes.into()));
+                BlockRef { bytes, len, ..block(header.place.number, 0, 0, false, false) }
+            })
+            .collect();
+        assert!(blocks.len() > 3);
+        let read = |blocks: &[BlockRef], end| {
+            let group = group(blocks.to_vec(), end, dir.path().to_owned());
+            group.read(false, KeyGroupRange::ALL, &mut ReadStats::default())
+        };
+        assert_eq!(read(&blocks, 40).unwrap().len(), 40);
+        // Whatever the index says.
+        let mut without = blocks.clone();
+        without.remove(1);
+        for (blocks, end) in
+            [(&without[..], 40), (&blocks[1..], 40), (&blocks[..blocks.len() - 1], 40), (&blocks, 41)]
+        {
+            assert!(matches!(read(blocks, end), Err(ReadError::Local { .. })));
+        }
+    }
+
+    #[test]
+    fn a_block_of_another_use_of_its_segment_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bytes = spill(&[Appended { log: 0, group: Some(1), value: vec![7; 100] }]).remove(0);
+        let place =
+            BlockPlace { directory: 1, segment: 3, epoch: 8, index: 0, offset: 0, number: 5, watermark: 0 };
+        crate::block::seal(&mut bytes, &place);
+        std::fs::write(dir.path().join(segment_name(3)), &bytes).unwrap();
+        let read = |place: BlockPlace| {
+            let found = BlockRef { place: Some(place), len: bytes.len(), ..block(5, 0, 1, false, false) };
+            let group = group(vec![found], 1, dir.path().to_owned());
+            group.read(false, KeyGroupRange::ALL, &mut ReadStats::default())
+        };
+        assert_eq!(read(place).unwrap().len(), 1);
+        let others = [
+            BlockPlace { epoch: 7, ..place },
+            BlockPlace { number: 4, ..place },
+            BlockPlace { directory: 2, ..place },
+        ];
+        for other in others {
+            assert!(matches!(read(other), Err(ReadError::Local { .. })), "{other:?}");
+        }
     }
 }
