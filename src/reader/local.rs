@@ -292,9 +292,12 @@ mod tests {
 
     #[test]
     fn a_group_is_read_whole_or_not_at_all() {
+        /// Four of them fit in a block, and none is cut.
+        const VALUE_BYTES: usize = 900;
         let dir = tempfile::tempdir().unwrap();
-        let changes: Vec<_> =
-            (0..40).map(|number| Appended { log: 0, group: Some(1), value: vec![number; 1000] }).collect();
+        let changes: Vec<_> = (0..40)
+            .map(|number| Appended { log: 0, group: Some(1), value: vec![number; VALUE_BYTES] })
+            .collect();
         let blocks: Vec<BlockRef> = spill(&changes)
             .into_iter()
             .map(|bytes| {
@@ -303,7 +306,7 @@ mod tests {
                 BlockRef { bytes, len, ..block(header.place.number, 0, 0, false, false) }
             })
             .collect();
-        assert!(blocks.len() > 3);
+        assert_eq!(blocks.len(), 10);
         let read = |blocks: &[BlockRef], end| {
             let group = group(blocks.to_vec(), end, dir.path().to_owned());
             group.read(false, KeyGroupRange::ALL, &mut ReadStats::default())
@@ -312,9 +315,15 @@ mod tests {
         // Whatever the index says.
         let mut without = blocks.clone();
         without.remove(1);
-        for (blocks, end) in
-            [(&without[..], 40), (&blocks[1..], 40), (&blocks[..blocks.len() - 1], 40), (&blocks, 41)]
-        {
+        let mut again = blocks.clone();
+        again[1] = again[0].clone();
+        for (blocks, end) in [
+            (&without[..], 40),
+            (&again, 40),
+            (&blocks[1..], 40),
+            (&blocks[..blocks.len() - 1], 40),
+            (&blocks, 41),
+        ] {
             assert!(matches!(read(blocks, end), Err(ReadError::Local { .. })));
         }
     }

@@ -233,8 +233,9 @@ impl Plan {
         local: Option<&(Arc<LocalSite>, Vec<BlockRef>)>,
     ) -> Result<(), ReadError> {
         let clip = |range: &Range<SequenceNumber>| -> Vec<Arc<ObjectSource>> {
-            let overlapping =
-                extents.iter().filter(|extent| extent.first < range.end && extent.end > range.start);
+            let overlaps =
+                |extent: &&Extent| !range.is_empty() && extent.first < range.end && extent.end > range.start;
+            let overlapping = extents.iter().filter(overlaps);
             let clipped = overlapping.map(|extent| {
                 let (first, end) = (extent.first.max(range.start), extent.end.min(range.end));
                 Arc::new(ObjectSource { log, extent: Extent { first, end, ..extent.clone() } })

@@ -50,7 +50,9 @@ fn main() {
         let mut writers = Vec::from_iter(
             (0..LOGS).map(|log| changelog.create_writer(format!("{log}"), key_groups).expect("a writer")),
         );
-        writers.iter_mut().for_each(|writer| drop(fill(writer, (mib << 20) / LOGS as u64)));
+        for writer in &mut writers {
+            fill(writer, (mib << 20) / LOGS as u64);
+        }
         let persists =
             Vec::from_iter(writers.iter_mut().map(|writer| writer.persist_durably(SequenceNumber::ZERO)));
         Vec::from_iter(persists.into_iter().map(|persist| persist.wait().expect("a checkpoint")))
