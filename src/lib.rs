@@ -10,6 +10,7 @@ pub mod assemble;
 pub mod block;
 mod changelog;
 mod checkpoint;
+mod compact;
 mod custody;
 mod device;
 mod error;
@@ -46,6 +47,7 @@ mod writer;
 pub use changelog::Changelog;
 #[doc(hidden)]
 pub use changelog::Seams;
+pub use compact::{ChangeKey, CompactError, Compacted, CompactionPlan, CompactionStats, Compactor};
 pub use error::{
     AppendError, CloseError, ControlError, CreateError, Forked, OpenError, PersistError, ReadError,
     RegisterError, ReleaseError, SyncError,

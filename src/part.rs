@@ -46,7 +46,8 @@ pub struct Run {
     pub log: LogId,
     /// The lowest sequence number in the run.
     pub first: SequenceNumber,
-    /// The end of the run's sequence numbers, exclusive. All from `first` on are there.
+    /// The end of the run's sequence numbers, exclusive. What the log holds of those from `first` on is there: a compaction
+    /// leaves some of them out.
     pub end: SequenceNumber,
     /// Where the run starts in the part, in bytes.
     pub offset: u64,

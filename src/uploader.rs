@@ -38,8 +38,8 @@ use crate::queue::{LocalBlock, Queue, Scratch};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 use buffers::PartBuffers;
-pub(crate) use object::{CANARY, canary_name, name_hash};
 use object::{Finishing, OpenObject};
+pub(crate) use object::{CANARY, canary_name, name_hash, object_name};
 
 /// The pause after a failed object, doubled with each that fails after it.
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(250);
@@ -616,7 +616,7 @@ fn checkpoint_span(cut: &Cut) -> tracing::Span {
 }
 
 /// When an object is to end: what comes after that is one part, whose size is not known to the byte, and the footer.
-fn object_bytes_max(driver: &Driver) -> u64 {
+pub(crate) fn object_bytes_max(driver: &Driver) -> u64 {
     let budget = driver.options().budget_bytes;
     let whole = driver.stores().iter().any(|store| store.capabilities().parts == Parts::None);
     // Where an object goes in one request, the driver has all of it until then.

@@ -481,7 +481,7 @@ fn len_of(slices: &[Bytes]) -> u64 {
 }
 
 /// `[prefix/][hh/]group/number-token`: unique for ever by its token.
-fn object_name(options: &Options, number: u64, token: u64) -> String {
+pub(crate) fn object_name(options: &Options, number: u64, token: u64) -> String {
     let name = format!("{}/{number:08}-{token:016x}", options.group);
     let mut path = String::new();
     if !options.name_prefix.is_empty() {

@@ -1,0 +1,281 @@
+//! `Compactor`: rewrites what handles name into few large objects, and gives new handles for it.
+//!
+//! It works beside changelogs: on handles and buckets alone, from any machine. Which handle is in use, and when the objects
+//! of the old ones go, is decided by whoever keeps handles. What is read is in compact/source.rs, which changes survive in
+//! compact/latest.rs, how parts are made in compact/builder.rs and objects in compact/target.rs.
+//!
+//! 1. Logs are rewritten in the order of their ids, each in the order of its numbers, so that an object has one range of
+//!    numbers of a log, and as few runs as the sizes of parts allow.
+//! 2. Every byte is verified before it is rewritten.
+//! 3. What is in memory is bounded by the options, and by what is known of every run (about 150 bytes), not by the objects.
+//! 4. The old handles and their objects are only read. After a failure nothing new is left, or it is named.
+
+mod ahead;
+mod builder;
+mod latest;
+mod outcome;
+mod rewrite;
+mod source;
+mod target;
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tidelog_upload::{Driver, Runtime, Store, block_on};
+
+use crate::handle::ChangelogHandle;
+use crate::options::Options;
+use crate::reader::Change;
+use crate::types::KeyGroupRange;
+use crate::uploader::object_bytes_max;
+pub use outcome::{ChangeKey, CompactError, Compacted, CompactionPlan, CompactionStats};
+use rewrite::Rewrite;
+use source::{Buckets, Source, find_runs};
+use target::Target;
+
+/// Threads that read and write.
+const THREADS: usize = 2;
+
+type KeyOf = dyn Fn(&Change) -> ChangeKey + Send + Sync;
+
+/// Rewrites the changes of handles into few large objects.
+///
+/// A log that was checkpointed often is in many small objects; reading them takes two requests for each log and object. A
+/// compaction reads the changes that the handles name, clipped to their numbers and to the wanted key groups, and writes
+/// them into new objects, as few as sizes allow, which all the handles share. It gives new handles: of the same logs, names
+/// and numbers, for the wanted ones of their key groups. A reader gets the same changes from them in the same order.
+///
+/// **Whoever keeps handles owns the result.** They store the new handles in the place of the old ones, and then let go of
+/// the old ones. The old handles stay as good as they were; their objects belong to the changelogs that wrote them, which
+/// delete them when their logs are truncated. The new objects belong to no changelog. When no handle that is kept names
+/// them any more, [`Sweeper`](crate::Sweeper) finds them, like those of a compaction that was killed: they are named as a
+/// changelog of the [prefix](Self::prefix) and the [group](Self::group) names its own. So a sweep of complete objects has to
+/// be given the new handles among the live ones, and a least age above the time that a compaction takes.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let bucket = format!("file://{}", dir.path().join("bucket").display());
+/// use tidelog::{Changelog, Compactor, KeyGroup, KeyGroupRange, Options, SequenceNumber};
+/// # let options = Options::new(&bucket, dir.path().join("local")).segment_bytes(1 << 20).local_bytes(4 << 20);
+/// let changelog = Changelog::open(options)?;
+/// let mut writer = changelog.create_writer("counts", KeyGroupRange::ALL)?;
+/// let mut handle = None;
+/// for checkpoint in 0..3 {
+///     writer.append(KeyGroup(checkpoint), b"a change")?;
+///     handle = Some(writer.persist_durably(SequenceNumber::ZERO).wait()?);
+/// }
+/// let old = [handle.unwrap()];
+/// assert_eq!(old[0].objects().count(), 3);
+///
+/// let mut compactor = Compactor::open(&bucket)?;
+/// if compactor.plan(&old, KeyGroupRange::ALL)?.is_worthwhile() {
+///     let new = compactor.compact(&old, KeyGroupRange::ALL)?.handles;
+///     assert_eq!(new[0].objects().count(), 1);
+///     assert_eq!((new[0].from(), new[0].to()), (old[0].from(), old[0].to()));
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Compactor {
+    store: Arc<dyn Store>,
+    /// Names of objects, sizes, memory and time, as a changelog's.
+    options: Options,
+    key_of: Option<Box<KeyOf>>,
+    random: RandomState,
+    tokens: u64,
+}
+
+impl fmt::Debug for Compactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last_value = self.key_of.is_some();
+        f.debug_struct("Compactor").field("store", &self.store).field("last_value", &last_value).finish()
+    }
+}
+
+impl Compactor {
+    /// A compactor whose new objects go into the bucket of this URL.
+    ///
+    /// # Errors
+    /// A bucket that cannot be opened.
+    pub fn open(bucket: &str) -> Result<Compactor, CompactError> {
+        Ok(Compactor::with_store(tidelog_upload::open_store(bucket)?))
+    }
+
+    /// A compactor with a bucket of its own kind. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_store(store: Arc<dyn Store>) -> Compactor {
+        // Nothing local is used: its sizes only must not limit the others.
+        let options =
+            Options::new(store.url(), "/").block_bytes(8 << 10).lane_bytes(64 << 10).value_bytes_max(1);
+        Compactor { store, options, key_of: None, random: RandomState::new(), tokens: 0 }
+    }
+
+    /// Puts the new objects into this folder: as a changelog's [name prefix](Options::name_prefix).
+    #[must_use]
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Compactor {
+        self.options = self.options.name_prefix(prefix);
+        self
+    }
+
+    /// Gives the new objects names of this [group](Options::group).
+    #[must_use]
+    pub fn group(mut self, group: impl Into<String>) -> Compactor {
+        self.options = self.options.group(group);
+        self
+    }
+
+    /// Spreads the new objects by a [hash of their names](Options::hash_prefix).
+    #[must_use]
+    pub fn hash_prefix(mut self, hash: bool) -> Compactor {
+        self.options = self.options.hash_prefix(hash);
+        self
+    }
+
+    /// About how many bytes a part has, as a changelog's [parts](Options::part_bytes): 8 MiB unless said otherwise. A run of a
+    /// log in a part of an old object is not divided.
+    #[must_use]
+    pub fn part_bytes(mut self, bytes: usize) -> Compactor {
+        self.options = self.options.part_bytes(bytes);
+        self
+    }
+
+    /// How much memory may be used, in bytes: 256 MiB unless said otherwise. A quarter is for what is being sent, a quarter for
+    /// what is being read, and a quarter of so many bytes of changes have their keys in memory at once, where
+    /// [only last values](Self::last_value_by) count; some parts are in the rest. A run of a log, or the changes of one key
+    /// group, that are larger than that are there all the same.
+    #[must_use]
+    pub fn memory_bytes(mut self, bytes: usize) -> Compactor {
+        self.options = self.options.memory_bytes(bytes);
+        self
+    }
+
+    /// How long the bucket may take nothing, and a commit may take, before the compaction fails: 10 minutes unless said
+    /// otherwise.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Compactor {
+        self.options = self.options.persist_timeout(timeout);
+        self
+    }
+
+    /// Of the changes of one log and key group that have the same key, keeps only the last: `key_of` says where in a change's
+    /// value the key is. It is not asked about metadata, which stays, as do changes without a key. What stays keeps its
+    /// number and its place. For changes that stand alone: an upsert, not an increment.
+    ///
+    /// A key whose last change is a [tombstone](ChangeKey::Tombstone) goes altogether, if the handle starts at the log's first
+    /// change. Otherwise the tombstone stays: what it deletes may be in the snapshot that the handle continues. Call a change a
+    /// tombstone only if nothing older than its log is restored before it: a log that goes on where another one ended
+    /// deletes what is in the other's handle. Where that may be, say [`Upsert`](ChangeKey::Upsert) of it.
+    ///
+    /// Changes are read twice: first the keys of some key groups at a time, as the [memory](Self::memory_bytes) allows,
+    /// then what stays. `key_of` is called once for each change and compaction, on the calling thread.
+    #[must_use]
+    pub fn last_value_by(
+        mut self,
+        key_of: impl Fn(&Change) -> ChangeKey + Send + Sync + 'static,
+    ) -> Compactor {
+        self.key_of = Some(Box::new(key_of));
+        self
+    }
+
+    /// What it would do. Reads footers, and directories where not all key groups of a handle are wanted.
+    ///
+    /// # Errors
+    /// As [`compact`](Self::compact), and nothing was written.
+    pub fn plan(
+        &mut self,
+        handles: &[ChangelogHandle],
+        key_groups: KeyGroupRange,
+    ) -> Result<CompactionPlan, CompactError> {
+        let mut sources = self.sources(handles, key_groups)?;
+        let driver = self.driver()?;
+        let buckets = Buckets::open(&driver, handles)?;
+        block_on(find_runs(&buckets, &mut sources))?;
+        let mut plan = block_on(rewrite::plan(self.options.part_bytes, &buckets, &sources))?;
+        plan.objects_after = plan.surviving_bytes.div_ceil(object_bytes_max(&driver).max(1));
+        Ok(plan)
+    }
+
+    /// Rewrites the changes of `handles`, one for each log, that lie in `key_groups`, and blocks until the new objects are
+    /// proven complete. Not for use on an executor's thread.
+    ///
+    /// # Errors
+    /// Nothing was changed then, and all that was written is removed again; where that fails too, the error
+    /// [names it](CompactError::Leftovers).
+    pub fn compact(
+        &mut self,
+        handles: &[ChangelogHandle],
+        key_groups: KeyGroupRange,
+    ) -> Result<Compacted, CompactError> {
+        let mut sources = self.sources(handles, key_groups)?;
+        let driver = self.driver()?;
+        let buckets = Buckets::open(&driver, handles)?;
+        block_on(find_runs(&buckets, &mut sources))?;
+        let (random, tokens) = (&self.random, &mut self.tokens);
+        let mut token = || {
+            *tokens += 1;
+            // A forked child has the same keys.
+            random.hash_one((*tokens, std::process::id(), SystemTime::now()))
+        };
+        let mut rewrite = Rewrite {
+            buckets: &buckets,
+            options: &self.options,
+            key_of: self.key_of.as_deref(),
+            target: Target::new(&driver, &self.options, &mut token),
+            stats: CompactionStats::default(),
+        };
+        let written = block_on(rewrite.run(&sources)).and_then(|()| rewrite.target.handles(&sources));
+        let Rewrite { target, mut stats, .. } = rewrite;
+        let mut handles = match written {
+            Ok(handles) => handles,
+            Err(source) => {
+                let objects = target.give_up();
+                if objects.is_empty() {
+                    return Err(source);
+                }
+                let bucket = self.store.url().to_owned();
+                return Err(CompactError::Leftovers { source: Box::new(source), bucket, objects });
+            }
+        };
+        handles.sort_by_key(|(place, _)| *place);
+        let (written, leftovers) = target.end();
+        (stats.requests, stats.bytes_read) = buckets.read();
+        for object in &written {
+            stats.objects += 1;
+            stats.parts += object.parts as u64;
+            stats.runs += object.runs as u64;
+            stats.bytes_written += object.bytes();
+        }
+        let handles = handles.into_iter().map(|(_, handle)| handle).collect();
+        Ok(Compacted { handles, stats, leftovers })
+    }
+
+    /// Checks everything that can be checked before a request, and puts the logs in order.
+    fn sources<'a>(
+        &self,
+        handles: &'a [ChangelogHandle],
+        key_groups: KeyGroupRange,
+    ) -> Result<Vec<Source<'a>>, CompactError> {
+        self.options.check()?;
+        let mut sources: Vec<Source<'_>> = handles
+            .iter()
+            .enumerate()
+            .filter_map(|(place, handle)| {
+                let key_groups = handle.key_groups().intersection(key_groups)?;
+                Some(Source { handle, place, key_groups, runs: Vec::new() })
+            })
+            .collect();
+        sources.sort_by_key(|source| source.handle.log());
+        match sources.windows(2).find(|pair| pair[0].handle.log() == pair[1].handle.log()) {
+            Some(pair) => Err(CompactError::SameLog { log: pair[0].handle.log() }),
+            None => Ok(sources),
+        }
+    }
+
+    fn driver(&self) -> Result<Arc<Driver>, CompactError> {
+        let runtime = Runtime::Own { threads: THREADS };
+        Ok(Arc::new(Driver::start(vec![Arc::clone(&self.store)], runtime, self.options.upload_options())?))
+    }
+}

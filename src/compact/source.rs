@@ -1,0 +1,348 @@
+//! What is compacted: the runs of handles in objects, found by their footers, read and verified one by one.
+//!
+//! Which of them go together into a part is decided elsewhere.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::{Driver, Runtime, UploadOptions};
+
+use super::ahead::Ahead;
+use crate::error::ReadError;
+use crate::footer::Footer;
+use crate::handle::{ChangelogHandle, Extent};
+use crate::part::{Changeset, Compression, Directory, DirectoryEntry, PartError, PartId, Run};
+use crate::piece;
+use crate::types::{KeyGroup, KeyGroupRange, SequenceNumber};
+
+/// Requests under way at once.
+pub(super) const READ_AHEAD: usize = 16;
+/// Threads for a bucket that is only read.
+const DOWNLOAD_THREADS: usize = 1;
+/// A run of no more bytes is read whole: that costs less than to ask for its directory first.
+const WHOLE_RUN_BYTES_MAX: u64 = 64 << 10;
+/// Changesets that are no further apart are read by one request.
+const GAP_BYTES_MAX: u64 = 64 << 10;
+
+/// Buckets by URL.
+pub(super) struct Buckets {
+    open: HashMap<Arc<str>, (Arc<Driver>, BucketIndex)>,
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+impl Buckets {
+    /// The bucket of a driver, and those that handles name.
+    pub(super) fn open(driver: &Arc<Driver>, handles: &[ChangelogHandle]) -> Result<Buckets, ReadError> {
+        let own = Arc::from(driver.stores()[0].url());
+        let mut open = HashMap::from([(own, (Arc::clone(driver), BucketIndex(0)))]);
+        let extents = handles.iter().flat_map(ChangelogHandle::extents);
+        for bucket in extents.flat_map(|extent| &extent.pieces).map(|piece| &piece.bucket) {
+            if !open.contains_key(bucket) {
+                let store = tidelog_upload::open_store(bucket)?;
+                let runtime = Runtime::Own { threads: DOWNLOAD_THREADS };
+                let driver = Driver::start(vec![store], runtime, UploadOptions::default())?;
+                open.insert(Arc::clone(bucket), (Arc::new(driver), BucketIndex(0)));
+            }
+        }
+        Ok(Buckets { open, requests: Cell::new(0), bytes: Cell::new(0) })
+    }
+
+    /// Requests so far, and the bytes that they brought.
+    pub(super) fn read(&self) -> (u64, u64) {
+        (self.requests.get(), self.bytes.get())
+    }
+
+    /// A range of the object's bytes, wherever they are. It is inside of the object.
+    async fn get(&self, extent: &Extent, range: Range<u64>) -> Result<Bytes, ReadError> {
+        let mut download = Vec::new();
+        for (piece, range) in piece::locate(&extent.pieces, range) {
+            let (driver, bucket) = &self.open[&piece.bucket];
+            self.requests.update(|requests| requests + 1);
+            self.bytes.update(|bytes| bytes + (range.end - range.start));
+            let (resolver, pending) = tidelog_upload::channel();
+            driver.get(*bucket, &piece.object, range, move |outcome| resolver.resolve(outcome));
+            download.push(pending);
+        }
+        let mut read = Vec::with_capacity(download.len());
+        for pending in download {
+            read.push(pending.await.map_err(|_| ReadError::Closed)??);
+        }
+        match &mut read[..] {
+            [bytes] => Ok(std::mem::take(bytes)),
+            _ => Ok(read.concat().into()),
+        }
+    }
+}
+
+/// A handle, as far as it is compacted.
+pub(super) struct Source<'a> {
+    pub(super) handle: &'a ChangelogHandle,
+    /// Where it stands among those that were given.
+    pub(super) place: usize,
+    /// The wanted ones among its key groups.
+    pub(super) key_groups: KeyGroupRange,
+    /// In the order of their numbers: together they hold all that the handle does.
+    pub(super) runs: Vec<SourceRun>,
+}
+
+impl Source<'_> {
+    /// Group keys of changesets that hold data.
+    pub(super) fn data(&self) -> RangeInclusive<u32> {
+        data_key(self.key_groups.first())..=data_key(self.key_groups.last())
+    }
+
+    /// The bytes of its runs.
+    pub(super) fn bytes(&self) -> u64 {
+        self.runs.iter().fold(0, |bytes, run| bytes.saturating_add(run.len()))
+    }
+
+    /// Whether all of its key groups are wanted.
+    pub(super) fn is_whole(&self) -> bool {
+        self.key_groups == self.handle.key_groups()
+    }
+}
+
+fn data_key(group: KeyGroup) -> u32 {
+    u32::from(group.0) + 1
+}
+
+fn key_of(entry: &DirectoryEntry) -> u32 {
+    entry.group.map_or(0, data_key)
+}
+
+/// A log's run in one part of an object.
+#[derive(Clone, Debug)]
+pub(super) struct SourceRun {
+    /// Which of the handle's extents.
+    extent: usize,
+    part: PartId,
+    /// Where the run starts in the object, in bytes.
+    offset: u64,
+    pub(super) compression: Compression,
+    run: Run,
+    /// What the handle takes of it.
+    pub(super) first: SequenceNumber,
+    pub(super) end: SequenceNumber,
+}
+
+impl SourceRun {
+    /// The length of the run in bytes.
+    pub(super) fn len(&self) -> u64 {
+        self.run.len
+    }
+}
+
+/// Changesets to be read.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) metadata: bool,
+    /// By group keys.
+    pub(super) data: RangeInclusive<u32>,
+    /// Whether these are all that the run can have.
+    pub(super) whole: bool,
+}
+
+impl Wanted {
+    fn contains(&self, key: u32) -> bool {
+        if key == 0 { self.metadata } else { self.data.contains(&key) }
+    }
+}
+
+/// Changesets of a run by group key, verified.
+pub(super) struct Loaded {
+    pub(super) changesets: Vec<(u32, Changeset)>,
+    /// Their length in the part; of all that a run has, the run's.
+    pub(super) bytes: u64,
+}
+
+/// Reads the footers of all objects, each once, and fills in the sources' runs.
+pub(super) async fn find_runs(buckets: &Buckets, sources: &mut [Source<'_>]) -> Result<(), ReadError> {
+    // By object, the extents that name it, as indexes of the source and of the extent.
+    let mut objects: Vec<(&Extent, Vec<(usize, usize)>)> = Vec::new();
+    let mut by_name: HashMap<(&str, &str), usize> = HashMap::new();
+    let mut found: Vec<Vec<Vec<SourceRun>>> = Vec::new();
+    for (source, handle) in sources.iter().map(|source| source.handle).enumerate() {
+        found.push(vec![Vec::new(); handle.extents().len()]);
+        for (index, extent) in handle.extents().iter().enumerate() {
+            // A file belongs to one object.
+            let name = (&*extent.pieces[0].bucket, extent.object());
+            let object = *by_name.entry(name).or_insert_with(|| {
+                objects.push((extent, Vec::new()));
+                objects.len() - 1
+            });
+            objects[object].1.push((source, index));
+        }
+    }
+    let mut footers = Ahead::new();
+    let (mut asked, mut known) = (objects.iter(), objects.iter());
+    loop {
+        while footers.len() < READ_AHEAD
+            && let Some((extent, _)) = asked.next()
+        {
+            footers.push(read_footer(buckets, extent));
+        }
+        let Some(footer) = footers.next().await else { break };
+        let footer = footer?;
+        let (_, users) = known.next().expect("a footer for each object");
+        for &(source, index) in users {
+            let handle = sources[source].handle;
+            found[source][index] = runs_of(&footer, handle, index)?;
+        }
+    }
+    for (source, found) in sources.iter_mut().zip(found) {
+        source.runs = found.into_iter().flatten().collect();
+    }
+    Ok(())
+}
+
+async fn read_footer(buckets: &Buckets, extent: &Extent) -> Result<Footer, ReadError> {
+    let bytes = buckets.get(extent, extent.footer.clone()).await?;
+    let object = || extent.object().to_owned();
+    let footer = Footer::decode(&bytes, Some(extent.token))
+        .map_err(|source| ReadError::Footer { object: object(), source })?;
+    if footer.parts_len() != extent.footer.start {
+        let what = format!("its parts have {} bytes, not {}", footer.parts_len(), extent.footer.start);
+        return Err(ReadError::Mismatch { object: object(), what });
+    }
+    Ok(footer)
+}
+
+/// The runs that hold the changes of an extent, checked to hold all of them.
+fn runs_of(
+    footer: &Footer,
+    handle: &ChangelogHandle,
+    extent_index: usize,
+) -> Result<Vec<SourceRun>, ReadError> {
+    let extent = &handle.extents()[extent_index];
+    let mut runs = Vec::new();
+    let mut due = extent.first;
+    for (index, part) in footer.parts().iter().enumerate() {
+        let Ok(at) = part.runs.binary_search_by_key(&handle.log(), |run| run.log) else { continue };
+        let run = part.runs[at];
+        if run.end <= due {
+            continue;
+        }
+        if run.first > due || due >= extent.end {
+            break;
+        }
+        let end = run.end.min(extent.end);
+        runs.push(SourceRun {
+            extent: extent_index,
+            part: footer.part_id(index as u32),
+            offset: part.offset + run.offset,
+            compression: part.compression,
+            run,
+            first: due,
+            end,
+        });
+        due = end;
+    }
+    if due < extent.end {
+        let what = format!("changes {due} to {} of log {} are not in it", extent.end, handle.log());
+        return Err(ReadError::Mismatch { object: extent.object().to_owned(), what });
+    }
+    Ok(runs)
+}
+
+/// Reads a run's directory, and says which of its changesets are wanted.
+pub(super) async fn load_directory(
+    buckets: &Buckets,
+    handle: &ChangelogHandle,
+    run: &SourceRun,
+    wanted: &Wanted,
+) -> Result<Vec<(u32, Range<u64>)>, ReadError> {
+    let range = run.offset..run.offset + u64::from(run.run.directory_len);
+    let bytes = buckets.get(&handle.extents()[run.extent], range).await?;
+    Ok(wanted_entries(handle, run, &bytes, wanted)?.iter().map(|e| (key_of(e), e.range.clone())).collect())
+}
+
+/// Reads the wanted changesets of a run, and verifies them.
+pub(super) async fn load(
+    buckets: &Buckets,
+    handle: &ChangelogHandle,
+    run: &SourceRun,
+    wanted: Wanted,
+) -> Result<Loaded, ReadError> {
+    match load_once(buckets, handle, run, &wanted).await {
+        // Damage on the way is told from damage in the store by asking again, once.
+        Err(ReadError::Damaged { .. }) => load_once(buckets, handle, run, &wanted).await,
+        loaded => loaded,
+    }
+}
+
+async fn load_once(
+    buckets: &Buckets,
+    handle: &ChangelogHandle,
+    run: &SourceRun,
+    wanted: &Wanted,
+) -> Result<Loaded, ReadError> {
+    let extent = &handle.extents()[run.extent];
+    let directory_len = u64::from(run.run.directory_len);
+    let mut loaded = Loaded { changesets: Vec::new(), bytes: 0 };
+    if wanted.whole || run.run.len <= WHOLE_RUN_BYTES_MAX {
+        let bytes = buckets.get(extent, run.offset..run.offset + run.run.len).await?;
+        let entries = wanted_entries(handle, run, &bytes[..directory_len as usize], wanted)?;
+        loaded.add(handle, run, &entries, &bytes, 0)?;
+        if wanted.whole {
+            loaded.bytes = run.run.len;
+        }
+        return Ok(loaded);
+    }
+    let directory = buckets.get(extent, run.offset..run.offset + directory_len).await?;
+    let entries = wanted_entries(handle, run, &directory, wanted)?;
+    for span in entries.chunk_by(|a, b| b.range.start - a.range.end <= GAP_BYTES_MAX) {
+        let (start, end) = (span[0].range.start, span[span.len() - 1].range.end);
+        let bytes = buckets.get(extent, run.offset + start..run.offset + end).await?;
+        loaded.add(handle, run, span, &bytes, start)?;
+    }
+    Ok(loaded)
+}
+
+impl Loaded {
+    /// Adds changesets; `bytes` are those of the run from `start` on.
+    fn add(
+        &mut self,
+        handle: &ChangelogHandle,
+        run: &SourceRun,
+        entries: &[DirectoryEntry],
+        bytes: &Bytes,
+        start: u64,
+    ) -> Result<(), ReadError> {
+        for entry in entries {
+            let Range { start: first, end } = entry.range;
+            let piece = bytes.slice((first - start) as usize..(end - start) as usize);
+            let changeset = Changeset::decode(piece, run.part, handle.log(), entry.group, run.compression)
+                .map_err(|source| damaged(handle, run, first..end, source))?;
+            self.changesets.push((key_of(entry), changeset));
+            self.bytes += end - first;
+        }
+        Ok(())
+    }
+}
+
+fn wanted_entries(
+    handle: &ChangelogHandle,
+    run: &SourceRun,
+    directory: &[u8],
+    wanted: &Wanted,
+) -> Result<Vec<DirectoryEntry>, ReadError> {
+    let directory = Directory::decode(directory, run.part, &run.run)
+        .map_err(|source| damaged(handle, run, 0..u64::from(run.run.directory_len), source))?;
+    Ok(directory.entries().iter().filter(|entry| wanted.contains(key_of(entry))).cloned().collect())
+}
+
+/// `range` is in the run.
+fn damaged(handle: &ChangelogHandle, run: &SourceRun, range: Range<u64>, source: PartError) -> ReadError {
+    ReadError::Damaged {
+        object: handle.extents()[run.extent].object().to_owned(),
+        part: run.part.index as usize,
+        start: run.offset + range.start,
+        end: run.offset + range.end,
+        source,
+    }
+}

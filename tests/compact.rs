@@ -1,0 +1,564 @@
+//! Compaction: readers get the same changes from fewer objects, whatever the histories were, and nothing is left of one that
+//! fails.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use tidelog::{
+    Change, ChangeKey, Changelog, ChangelogHandle, ChangelogReader, CompactError, Compactor, Compression,
+    Extent, KeyGroup, KeyGroupRange, Options, Piece, SequenceNumber, Sweeper,
+};
+use tidelog_upload::sim::{Chances, SimStore};
+use tidelog_upload::{
+    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Store,
+    StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
+};
+
+const GROUPS: u16 = 16;
+const ALL: KeyGroupRange = KeyGroupRange::new(0, GROUPS - 1).unwrap();
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+fn options(dir: &Path, bucket: &str) -> Options {
+    Options::new(bucket, dir.join("local"))
+        .segment_bytes(1 << 20)
+        .local_bytes(16 << 20)
+        .block_bytes(8 << 10)
+        .part_bytes(16 << 10)
+}
+
+fn file_bucket(dir: &Path) -> String {
+    format!("file://{}", dir.join("bucket").display())
+}
+
+/// Some writers append, persist and truncate at random, many checkpoints long; the last handle of each. A value of data begins
+/// with a byte that tells what it is: 0 has no key, 1 gives the key in the next byte a value, 2 deletes it.
+fn history(options: Options, random: &mut Random, writers: usize, checkpoints: u64) -> Vec<ChangelogHandle> {
+    dense_history(options, random, writers, checkpoints, 40)
+}
+
+/// With up to so many times two changes for each writer and checkpoint.
+fn dense_history(
+    options: Options,
+    random: &mut Random,
+    writers: usize,
+    checkpoints: u64,
+    changes: u64,
+) -> Vec<ChangelogHandle> {
+    let changelog = Changelog::open(options).unwrap();
+    let mut logs: Vec<_> = (0..writers)
+        .map(|index| (changelog.create_writer(format!("log {index}"), ALL).unwrap(), SequenceNumber::ZERO))
+        .collect();
+    let mut handles = vec![None; writers];
+    for _ in 0..checkpoints {
+        let mut persists = Vec::new();
+        for (writer, from) in &mut logs {
+            // Now and then a log has nothing new, or does not take part.
+            for _ in 0..random.below(3) * random.below(changes) {
+                let mut value = vec![random.below(3) as u8, random.below(30) as u8];
+                value.extend((0..random.below(100)).map(|_| random.below(16) as u8));
+                match random.below(40) {
+                    0 => writer.append_metadata(&value).unwrap(),
+                    _ => writer.append(KeyGroup(random.below(GROUPS.into()) as u16), &value).unwrap(),
+                };
+            }
+            if random.below(500) == 0 {
+                let large = vec![0; 50_000];
+                writer.append(KeyGroup(3), &large).unwrap();
+            }
+            if random.below(10) == 0 {
+                let held = writer.next_sequence_number().0 - from.0;
+                *from = SequenceNumber(from.0 + random.below(held / 2 + 1));
+                writer.truncate(*from).unwrap();
+            }
+            persists.push(writer.persist_durably(*from));
+            // May be in the same object, and is not of the handle.
+            for _ in 0..random.below(4) {
+                let value = [random.below(3) as u8, random.below(30) as u8];
+                writer.append(KeyGroup(random.below(GROUPS.into()) as u16), &value).unwrap();
+            }
+        }
+        for (handle, persist) in handles.iter_mut().zip(persists) {
+            *handle = Some(persist.wait().unwrap());
+        }
+    }
+    handles.into_iter().flatten().collect()
+}
+
+fn compactor(bucket: &str) -> Compactor {
+    Compactor::open(bucket).unwrap().part_bytes(16 << 10).group("compacted")
+}
+
+/// What a reader of these key groups gets; metadata comes first.
+fn read(handles: &[ChangelogHandle], key_groups: KeyGroupRange) -> common::Content {
+    let reader = ChangelogReader::open(handles, key_groups).unwrap();
+    let changes: Vec<Change> = reader.collect::<Result<_, _>>().expect("every change is intact");
+    assert!(changes.is_sorted_by_key(|change| change.key_group.is_some()), "metadata first");
+    let mut content = common::Content::new();
+    for Change { log, number, key_group, value } in changes {
+        content.entry((log, key_group.map(|group| group.0))).or_default().push((number.0, value.to_vec()));
+    }
+    content
+}
+
+fn requests(handles: &[ChangelogHandle], key_groups: KeyGroupRange) -> u64 {
+    let mut reader = ChangelogReader::open(handles, key_groups).unwrap();
+    reader.by_ref().for_each(|change| drop(change.unwrap()));
+    reader.stats().requests
+}
+
+fn files(handles: &[ChangelogHandle]) -> BTreeSet<String> {
+    handles.iter().flat_map(ChangelogHandle::objects).map(|(_, name)| name.to_owned()).collect()
+}
+
+fn file_bytes(dir: &Path, names: &BTreeSet<String>) -> u64 {
+    names.iter().map(|name| std::fs::metadata(dir.join("bucket").join(name)).unwrap().len()).sum()
+}
+
+fn groups(range: Range<u16>) -> KeyGroupRange {
+    KeyGroupRange::new(range.start, range.end - 1).unwrap()
+}
+
+#[test]
+fn readers_get_the_same_from_fewer_objects() {
+    for seed in 0..12 {
+        let random = &mut Random(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let bucket = file_bucket(dir.path());
+        let compression = [Compression::None, Compression::Lz4][seed as usize % 2];
+        let options = options(dir.path(), &bucket).compression(compression).hash_prefix(seed % 3 == 0);
+        let writers = 1 + random.below(4) as usize;
+        let old = history(options, random, writers, 60);
+        let wanted = match random.below(3) {
+            0 => ALL,
+            _ => {
+                let first = random.below(GROUPS.into()) as u16;
+                groups(first..first + 1 + random.below(u64::from(GROUPS - first)) as u16)
+            }
+        };
+        let mut compactor = compactor(&bucket);
+        let plan = compactor.plan(&old, wanted).unwrap();
+        assert_eq!(plan.objects, files(&old).len() as u64, "seed {seed}");
+        assert!(plan.objects > 10 && plan.is_worthwhile(), "seed {seed}: {plan:?}");
+        let made = compactor.compact(&old, wanted).unwrap();
+        assert!(made.leftovers.is_empty());
+        let new = made.handles;
+
+        assert_eq!(new.len(), old.len());
+        for (new, old) in new.iter().zip(&old) {
+            assert_eq!((new.log(), new.name(), new.key_groups()), (old.log(), old.name(), wanted));
+            assert_eq!((new.from(), new.to()), (old.from(), old.to()));
+            assert_eq!(&ChangelogHandle::from_bytes(&new.to_bytes()).unwrap(), new);
+        }
+        let middle = wanted.first().0 + (wanted.len() / 2) as u16;
+        let parts = [groups(wanted.first().0..middle + 1), groups(middle..wanted.last().0 + 1), wanted];
+        let mut changes = 0;
+        for part in parts {
+            let content = read(&old, part);
+            assert_eq!(read(&new, part), content, "seed {seed}, {part}");
+            changes = content.values().map(Vec::len).sum();
+        }
+        assert!(changes > 0);
+        let stats = made.stats;
+        assert_eq!((stats.changes, stats.superseded), (changes as u64, 0));
+        // All logs share it.
+        assert_eq!((files(&new).len(), stats.objects), (1, 1), "seed {seed}");
+        let bytes = file_bytes(dir.path(), &files(&new));
+        assert_eq!(bytes, stats.bytes_written);
+        assert!(bytes < file_bytes(dir.path(), &files(&old)), "seed {seed}");
+        assert_eq!(stats.runs, plan.runs_after, "seed {seed}: {stats:?}, {plan:?}");
+        assert!(requests(&new, wanted) * 5 < requests(&old, wanted), "seed {seed}");
+
+        // What is compact already stays as it is, and can be compacted all the same.
+        let again = compactor.plan(&new, wanted).unwrap();
+        assert!(!again.is_worthwhile(), "seed {seed}: {again:?}");
+        let newer = compactor.compact(&new, wanted).unwrap().handles;
+        assert_eq!(read(&newer, wanted), read(&old, wanted));
+    }
+}
+
+#[test]
+fn handles_without_changes_or_wanted_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = file_bucket(dir.path());
+    let changelog = Changelog::open(options(dir.path(), &bucket)).unwrap();
+    let persist = |range: KeyGroupRange, changes: u16| {
+        let mut writer = changelog.create_writer("log", range).unwrap();
+        for number in 0..changes {
+            writer.append(range.first(), &number.to_le_bytes()).unwrap();
+        }
+        writer.persist_durably(SequenceNumber::ZERO).wait().unwrap()
+    };
+    let old = [persist(groups(8..12), 3), persist(groups(0..4), 2), persist(groups(8..9), 0)];
+    let mut compactor = compactor(&bucket);
+    let new = compactor.compact(&old, groups(6..11)).unwrap().handles;
+    // In the order of the old ones, whatever that of the logs' ids is.
+    let logs: Vec<_> =
+        new.iter().map(|handle| (handle.log(), handle.key_groups(), handle.is_empty())).collect();
+    assert_eq!(logs, [(old[0].log(), groups(8..11), false), (old[2].log(), groups(8..9), true)]);
+    assert_eq!(read(&new[..1], groups(8..11)), read(&old[..1], groups(8..11)));
+    assert_eq!(files(&new[1..]).len(), 0);
+
+    // A range of which nothing is left: the handle covers its numbers all the same.
+    let none = compactor.compact(&old[..1], groups(10..11)).unwrap();
+    assert_eq!((none.stats.changes, none.handles[0].to()), (0, SequenceNumber(3)));
+    assert!(read(&none.handles, groups(10..11)).is_empty());
+
+    let nothing = compactor.compact(&old[2..], ALL).unwrap();
+    assert_eq!((nothing.stats.objects, nothing.handles.len()), (0, 1));
+    assert!(compactor.compact(&[], ALL).unwrap().handles.is_empty());
+    let twice = compactor.compact(&[old[0].clone(), old[0].clone()], ALL);
+    assert!(matches!(twice, Err(CompactError::SameLog { log }) if log == old[0].log()));
+    let bad = Compactor::open(&bucket).unwrap().prefix("../x").compact(&old, ALL);
+    assert!(matches!(bad, Err(CompactError::Option(_))));
+}
+
+/// As long as it fits into a part, a log is in one.
+#[test]
+fn small_logs_are_not_divided() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = file_bucket(dir.path());
+    let changelog = Changelog::open(options(dir.path(), &bucket)).unwrap();
+    let mut writers: Vec<_> = (0..7).map(|_| changelog.create_writer("log", ALL).unwrap()).collect();
+    let mut handles = Vec::new();
+    for _ in 0..8 {
+        for writer in &mut writers {
+            writer.append(KeyGroup(1), &[7; 800]).unwrap();
+        }
+        let persists: Vec<_> =
+            writers.iter_mut().map(|writer| writer.persist_durably(SequenceNumber::ZERO)).collect();
+        handles = persists.into_iter().map(|persist| persist.wait().unwrap()).collect();
+    }
+    let mut compactor = compactor(&bucket);
+    let plan = compactor.plan(&handles, ALL).unwrap();
+    let stats = compactor.compact(&handles, ALL).unwrap().stats;
+    // Two of about 6.5 KB go into a part of 16 KiB.
+    assert_eq!((plan.runs, plan.runs_after, stats.runs, stats.parts), (56, 7, 7, 4));
+}
+
+fn key_of(change: &Change) -> ChangeKey {
+    assert!(change.key_group.is_some(), "metadata has no key");
+    match change.value[0] {
+        0 => ChangeKey::None,
+        1 => ChangeKey::Upsert(1..2),
+        _ => ChangeKey::Tombstone(1..2),
+    }
+}
+
+#[test]
+fn last_values_win() {
+    for seed in 100..106 {
+        let random = &mut Random(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let bucket = file_bucket(dir.path());
+        let old = dense_history(options(dir.path(), &bucket), random, 3, 50, 300);
+        let wanted = groups(2..GROUPS);
+        // The model: what is read, less what a later change of its key makes needless.
+        let mut expected = read(&old, wanted);
+        let mut dropped = 0;
+        for ((log, group), changes) in &mut expected {
+            if group.is_none() {
+                continue;
+            }
+            let from = old.iter().find(|handle| handle.log() == *log).unwrap().from();
+            let last: BTreeMap<u8, u64> = changes
+                .iter()
+                .filter(|(_, value)| value[0] != 0)
+                .map(|(number, value)| (value[1], *number))
+                .collect();
+            let before = changes.len();
+            changes.retain(|(number, value)| match value[0] {
+                0 => true,
+                1 => last[&value[1]] == *number,
+                _ => last[&value[1]] == *number && from > SequenceNumber::ZERO,
+            });
+            dropped += before - changes.len();
+        }
+        expected.retain(|_, changes| !changes.is_empty());
+        // Once with all keys of a log in memory, once with those of a key group or two.
+        let mut requests = 0;
+        for memory in [256 << 20, 256 << 10] {
+            let mut compactor = compactor(&bucket).memory_bytes(memory).last_value_by(key_of);
+            let made = compactor.compact(&old, wanted).unwrap();
+            assert_eq!(read(&made.handles, wanted), expected, "seed {seed}, memory {memory}");
+            assert_eq!(made.stats.superseded, dropped as u64);
+            assert!(made.stats.requests > requests + requests / 4, "seed {seed}: {:?}", made.stats);
+            requests = made.stats.requests;
+            assert!(dropped > 100, "seed {seed}: {dropped}");
+            for (new, old) in made.handles.iter().zip(&old) {
+                assert_eq!((new.from(), new.to()), (old.from(), old.to()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_key_that_is_not_in_its_value_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = file_bucket(dir.path());
+    let old = history(options(dir.path(), &bucket), &mut Random(5), 1, 5);
+    let mut compactor =
+        compactor(&bucket).last_value_by(|change| ChangeKey::Upsert(1..change.value.len() + 1));
+    let error = compactor.compact(&old, ALL).unwrap_err();
+    assert!(matches!(error, CompactError::Key { .. }), "{error}");
+}
+
+/// A bucket that stops working after some requests.
+#[derive(Debug)]
+struct Mortal {
+    inner: Arc<dyn Store>,
+    calls_left: AtomicI64,
+    /// Whether it is silent then, as far as writes are concerned. Otherwise it refuses everything.
+    silent: bool,
+}
+
+impl Mortal {
+    fn call<'a, T: 'a>(
+        &'a self,
+        operation: Operation,
+        name: &'a str,
+        future: BoxFuture<'a, Result<T, StoreError>>,
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
+        if self.calls_left.fetch_sub(1, Ordering::Relaxed) > 0 {
+            return future;
+        }
+        if self.silent {
+            let writes = matches!(operation, Operation::Put | Operation::PutPart | Operation::Create);
+            return if writes { Box::pin(std::future::pending()) } else { future };
+        }
+        let error = StoreError::new(operation, self.url(), name, StoreErrorKind::Denied);
+        Box::pin(async move { Err(error) })
+    }
+}
+
+impl Store for Mortal {
+    fn url(&self) -> &str {
+        self.inner.url()
+    }
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+    fn put<'a>(
+        &'a self,
+        name: &'a str,
+        body: Body,
+        lane: Lane,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        self.call(Operation::Put, name, self.inner.put(name, body, lane))
+    }
+    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
+        self.call(Operation::Create, name, self.inner.create(name))
+    }
+    fn put_part<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        number: u32,
+        body: Body,
+        lane: Lane,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        self.call(Operation::PutPart, upload.name, self.inner.put_part(upload, number, body, lane))
+    }
+    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
+        self.call(Operation::ListParts, upload.name, self.inner.list_parts(upload))
+    }
+    fn complete<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        parts: &'a [UploadedPart],
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        self.call(Operation::Complete, upload.name, self.inner.complete(upload, parts))
+    }
+    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.call(Operation::Abort, upload.name, self.inner.abort(upload))
+    }
+    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
+        self.call(Operation::ListUploads, prefix, self.inner.list_uploads(prefix))
+    }
+    fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
+        self.call(Operation::Get, name, self.inner.get(name, range))
+    }
+    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
+        self.call(Operation::Head, name, self.inner.head(name))
+    }
+    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
+        self.call(Operation::Delete, name, self.inner.delete(name))
+    }
+    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
+        self.call(Operation::List, prefix, self.inner.list(prefix))
+    }
+}
+
+/// What is left of a compaction that dies with its bucket: the old handles, and what a sweep finds.
+#[test]
+fn a_bucket_that_fails_leaves_the_old_handles_and_nothing_that_a_sweep_does_not_find() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = file_bucket(dir.path());
+    let options = options(dir.path(), &bucket).group("compacted");
+    let old = history(options, &mut Random(7), 2, 40);
+    let content = read(&old, ALL);
+    // Of objects that the logs do not need any more.
+    let objects = || common::objects(dir.path());
+    let before = objects();
+    let (mut failed, mut named) = (0, 0);
+    for calls in (0..).step_by(9) {
+        // Small parts of an upload, so that there are several of them.
+        let inner = tidelog_upload::open_store(&bucket).unwrap();
+        let store = Arc::new(Mortal { inner, calls_left: AtomicI64::new(calls), silent: false });
+        let mut compactor = Compactor::with_store(Arc::clone(&store) as Arc<dyn Store>)
+            .part_bytes(16 << 10)
+            .memory_bytes(256 << 10)
+            .timeout(Duration::from_secs(20))
+            .group("compacted");
+        let outcome = compactor.compact(&old, ALL);
+        assert_eq!(read(&old, ALL), content, "after {calls} calls");
+        let Err(error) = outcome else { break };
+        failed += 1;
+        if let CompactError::Leftovers { objects: names, .. } = &error {
+            named += 1;
+            assert_eq!(names.len(), 1, "{error}");
+        }
+        let mut sweeper =
+            Sweeper::open(&bucket).unwrap().group("compacted").min_age(Duration::ZERO).live_handles(&old);
+        sweeper = sweeper.directory(dir.path().join("local")).unwrap();
+        let later = SystemTime::now() + Duration::from_secs(3 * 24 * 3600);
+        for stray in sweeper.plan(later).unwrap().strays {
+            assert!(matches!(error, CompactError::Leftovers { .. }), "{error} without a word of {stray:?}");
+            sweeper.remove(&stray).unwrap();
+        }
+        assert_eq!(objects(), before, "after {calls} calls");
+    }
+    assert!(failed > 5 && named > 0, "{failed} failed, {named} of them named what they left");
+}
+
+/// Whether it takes no part, or no last one.
+#[test]
+fn a_bucket_that_does_not_answer_is_not_waited_for_for_ever() {
+    for (memory, checkpoints) in [(256 << 10, 100), (64 << 20, 3)] {
+        let dir = tempfile::tempdir().unwrap();
+        let bucket = file_bucket(dir.path());
+        let old = history(options(dir.path(), &bucket), &mut Random(11), 3, checkpoints);
+        let before = common::objects(dir.path());
+        let inner = tidelog_upload::open_store(&bucket).unwrap();
+        let store = Mortal { inner, calls_left: AtomicI64::new(0), silent: true };
+        let mut compactor = Compactor::with_store(Arc::new(store))
+            .part_bytes(16 << 10)
+            .memory_bytes(memory)
+            .timeout(Duration::from_millis(300));
+        let error = compactor.compact(&old, ALL).unwrap_err();
+        match memory {
+            0x40000 => assert!(matches!(error, CompactError::Stalled { .. }), "{error}"),
+            _ => assert!(matches!(error, CompactError::Upload { .. }), "{error}"),
+        }
+        assert_eq!(common::objects(dir.path()), before);
+    }
+}
+
+/// The same handles, with their objects in a simulated bucket.
+fn simulated(dir: &Path, handles: &[ChangelogHandle], store: &SimStore) -> Vec<ChangelogHandle> {
+    for name in files(handles) {
+        let bytes = std::fs::read(dir.join("bucket").join(&name)).unwrap();
+        store.tamper(&name, Some(bytes.into()));
+    }
+    let moved = |extent: &Extent| {
+        let bucket: Arc<str> = store.url().into();
+        let pieces = extent
+            .pieces
+            .iter()
+            .map(|piece| Piece { bucket: Arc::clone(&bucket), ..piece.clone() })
+            .collect();
+        Extent { pieces, ..extent.clone() }
+    };
+    let move_handle = |handle: &ChangelogHandle| {
+        let extents = handle.extents().iter().map(moved).collect();
+        let (log, name, groups) = (handle.log(), handle.name(), handle.key_groups());
+        ChangelogHandle::new(log, name, groups, handle.from(), handle.to(), extents).unwrap()
+    };
+    handles.iter().map(move_handle).collect()
+}
+
+fn read_simulated(handles: &[ChangelogHandle], store: &SimStore) -> common::Content {
+    let stores: Vec<Arc<dyn Store>> = vec![Arc::new(store.clone())];
+    common::collect(ChangelogReader::open_simulated(handles, ALL, stores).unwrap())
+}
+
+#[test]
+fn requests_that_fail_now_and_then_are_made_again() {
+    for seed in 200..206 {
+        let dir = tempfile::tempdir().unwrap();
+        let files_old = history(options(dir.path(), &file_bucket(dir.path())), &mut Random(seed), 2, 30);
+        let store = SimStore::new(seed);
+        let old = simulated(dir.path(), &files_old, &store);
+        let before: BTreeSet<String> = store.objects().into_keys().collect();
+        let chances = Chances { before: 0.05, after: 0.05, late: 0.0, throttled: 0.05 };
+        for operation in [Operation::Get, Operation::Put, Operation::PutPart, Operation::Create] {
+            store.set_chances(operation, chances);
+        }
+        store.set_chances(Operation::Complete, Chances { before: 0.3, after: 0.3, ..Chances::default() });
+        let mut compactor = Compactor::with_store(Arc::new(store.clone()))
+            .part_bytes(16 << 10)
+            .memory_bytes(256 << 10)
+            .timeout(Duration::from_secs(60));
+        let outcome = compactor.compact(&old, ALL);
+        let faults: u64 = store.stats().faults.values().sum();
+        assert!(faults > 3, "seed {seed}");
+        store.heal();
+        let after: BTreeSet<String> = store.objects().into_keys().collect();
+        assert!(store.open_uploads().is_empty(), "seed {seed}");
+        match outcome {
+            Ok(made) => {
+                assert_eq!(read_simulated(&made.handles, &store), read_simulated(&old, &store));
+                assert!(made.leftovers.is_empty() && after.is_subset(&(&before | &files(&made.handles))));
+                assert!(made.stats.parts > 1, "{:?}", made.stats);
+            }
+            Err(error) => {
+                assert_eq!(after, before, "seed {seed}: {error}");
+            }
+        }
+        assert_eq!(read_simulated(&old, &store), common::read(&files_old, ALL));
+    }
+}
+
+/// A flipped bit anywhere in what is needed is found before anything is made of it.
+#[test]
+fn damage_is_not_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let files_old = history(options(dir.path(), &file_bucket(dir.path())), &mut Random(9), 1, 3);
+    let store = SimStore::new(9);
+    let old = simulated(dir.path(), &files_old, &store);
+    let before = store.objects();
+    let name = old[0].extents().last().unwrap().object();
+    let intact = before[name].clone();
+    let mut compactor = Compactor::with_store(Arc::new(store.clone())).part_bytes(16 << 10);
+    for byte in (0..intact.len()).step_by(intact.len() / 20) {
+        let mut damaged = intact.to_vec();
+        damaged[byte] ^= 0x10;
+        store.tamper(name, Some(damaged.into()));
+        let error = compactor.compact(&old, ALL).unwrap_err();
+        assert!(matches!(error, CompactError::Read(_)), "byte {byte}: {error}");
+        store.tamper(name, Some(intact.clone()));
+        assert_eq!(store.objects(), before);
+    }
+    compactor.compact(&old, ALL).unwrap();
+}
