@@ -9,8 +9,9 @@ use crate::varint;
 use std::ops::Range;
 use twox_hash::XxHash3_64;
 
-/// The version of the object format that this code writes, and the newest it reads.
-pub const FOOTER_VERSION: u32 = 1;
+/// The newest version of the object format that this code reads. It is written only where it is needed: where a part was
+/// copied from another object. Footers of other objects have version 1.
+pub const FOOTER_VERSION: u32 = 2;
 /// The size in bytes of the trailer: the last bytes of an object, from which the footer is found.
 pub const TRAILER_BYTES: usize = 32;
 /// The largest footer that is ever decoded, in bytes.
@@ -31,9 +32,12 @@ mod at {
 const _: () = assert!(at::MAGIC + MAGIC.len() == TRAILER_BYTES);
 /// A log's id, in the table of logs.
 const LOG_BYTES: usize = 16;
-/// A run has five varints, a part two.
+/// A run has five varints, a part two, and one more and a token if it was copied.
 const RUN_BYTES: Range<usize> = 5..5 * varint::VARINT_BYTES_MAX;
-const PART_BYTES: Range<usize> = 2..2 * varint::VARINT_BYTES_MAX;
+const PART_BYTES: Range<usize> = 2..TOKEN_BYTES + 3 * varint::VARINT_BYTES_MAX;
+const TOKEN_BYTES: usize = 8;
+/// Beside the compression of a part in version 2: its origin follows.
+const COPIED: u64 = 2;
 
 /// Why bytes are not the footer that was looked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -77,6 +81,8 @@ pub struct PartEntry {
     pub len: u64,
     /// How its changesets are compressed.
     pub compression: Compression,
+    /// The part of another object that it is a copy of: its checksums are bound to that.
+    pub origin: Option<PartId>,
     /// Its runs, sorted by log, back to back from the part's start.
     pub runs: Vec<Run>,
 }
@@ -113,6 +119,18 @@ impl Footer {
     /// # Panics
     /// If the part does not [fit](Footer::fits), or if its runs are not sorted by log and back to back.
     pub fn push(&mut self, compression: Compression, runs: Vec<Run>) {
+        self.push_part(compression, runs, None);
+    }
+
+    /// Adds the next part, which is a copy of the part `origin` of another object: of all its bytes.
+    ///
+    /// # Panics
+    /// As [`push`](Footer::push).
+    pub fn push_copy(&mut self, compression: Compression, runs: Vec<Run>, origin: PartId) {
+        self.push_part(compression, runs, Some(origin));
+    }
+
+    fn push_part(&mut self, compression: Compression, runs: Vec<Run>, origin: Option<PartId>) {
         assert!(self.fits(runs.len()), "an object ends before its footer grows too long to be read");
         let mut len = 0;
         for (index, run) in runs.iter().enumerate() {
@@ -121,7 +139,7 @@ impl Footer {
             len += run.len;
         }
         self.runs += runs.len();
-        self.parts.push(PartEntry { offset: self.parts_len(), len, compression, runs });
+        self.parts.push(PartEntry { offset: self.parts_len(), len, compression, origin, runs });
     }
 
     /// The object's token.
@@ -139,13 +157,19 @@ impl Footer {
     /// What the checksums of the pieces of part `index` cover.
     #[must_use]
     pub fn part_id(&self, index: u32) -> PartId {
-        PartId { token: self.token, index }
+        let origin = self.parts.get(index as usize).and_then(|part| part.origin);
+        origin.unwrap_or(PartId { token: self.token, index })
     }
 
     /// The length of all parts in bytes: where the footer starts in an object that holds all of them.
     #[must_use]
     pub fn parts_len(&self) -> u64 {
         self.parts.last().map_or(0, |part| part.offset + part.len)
+    }
+
+    /// The least version that can say what it says.
+    fn version(&self) -> u32 {
+        if self.parts.iter().any(|part| part.origin.is_some()) { FOOTER_VERSION } else { 1 }
     }
 
     /// The footer's bytes, trailer included: the end of the last part.
@@ -162,7 +186,12 @@ impl Footer {
         }
         varint::put(&mut out, self.parts.len() as u64);
         for part in &self.parts {
-            varint::put(&mut out, compression_code(part.compression));
+            let copied = part.origin.map_or(0, |_| COPIED);
+            varint::put(&mut out, compression_code(part.compression) | copied);
+            if let Some(PartId { token, index }) = part.origin {
+                out.extend_from_slice(&token.to_le_bytes());
+                varint::put(&mut out, index.into());
+            }
             varint::put(&mut out, part.runs.len() as u64);
             let mut due = 0;
             for run in &part.runs {
@@ -177,7 +206,7 @@ impl Footer {
         }
         let footer_len = (out.len() + TRAILER_BYTES) as u64;
         out.extend_from_slice(&footer_len.to_le_bytes());
-        out.extend_from_slice(&FOOTER_VERSION.to_le_bytes());
+        out.extend_from_slice(&self.version().to_le_bytes());
         out.extend_from_slice(&[0; at::CHECKSUM - at::ZERO]);
         let checksum = XxHash3_64::oneshot(&out);
         out.extend_from_slice(&checksum.to_le_bytes());
@@ -226,9 +255,13 @@ impl Footer {
             return Err(FooterError::Checksum);
         }
         if trailer[at::ZERO..at::CHECKSUM] != [0; at::CHECKSUM - at::ZERO] {
-            return Err(FooterError::Corrupt("bits that version 1 does not know"));
+            return Err(FooterError::Corrupt("bits that no version knows"));
         }
-        let footer = decode_body(body)?;
+        let version = u32::from_le_bytes(chunk(trailer, at::VERSION));
+        let footer = decode_body(body, version)?;
+        if footer.version() != version {
+            return Err(FooterError::Corrupt("another version than it needs"));
+        }
         match token {
             Some(expected) if expected != footer.token => {
                 Err(FooterError::Misplaced { expected, found: footer.token })
@@ -238,7 +271,7 @@ impl Footer {
     }
 }
 
-fn decode_body(body: &[u8]) -> Result<Footer, FooterError> {
+fn decode_body(body: &[u8], version: u32) -> Result<Footer, FooterError> {
     let (token, mut rest) = body.split_first_chunk().ok_or(FooterError::Corrupt("no token"))?;
     let rest = &mut rest;
     let logs_len = take_count(rest, LOG_BYTES, "more logs than bytes")?;
@@ -257,7 +290,9 @@ fn decode_body(body: &[u8]) -> Result<Footer, FooterError> {
     footer.parts.reserve_exact(parts_len);
     let mut ends = vec![SequenceNumber::ZERO; logs.len()];
     for _ in 0..parts_len {
-        let compression = compression_of(take(rest)?)?;
+        let code = take(rest)?;
+        let origin = if version > 1 && code & COPIED != 0 { Some(take_origin(rest)?) } else { None };
+        let compression = compression_of(if origin.is_some() { code & !COPIED } else { code })?;
         let runs_len = take_count(rest, RUN_BYTES.start, "more runs than bytes")?;
         let mut runs = Vec::with_capacity(runs_len);
         let (mut due, mut offset) = (0, 0u64);
@@ -279,9 +314,19 @@ fn decode_body(body: &[u8]) -> Result<Footer, FooterError> {
             return Err(FooterError::Corrupt("parts of more than 2^64 bytes"));
         }
         footer.runs += runs_len;
-        footer.parts.push(PartEntry { offset: footer.parts_len(), len: offset, compression, runs });
+        footer.parts.push(PartEntry { offset: footer.parts_len(), len: offset, compression, origin, runs });
     }
     if rest.is_empty() { Ok(footer) } else { Err(FooterError::Corrupt("bytes behind the last part")) }
+}
+
+fn take_origin(rest: &mut &[u8]) -> Result<PartId, FooterError> {
+    let (token, behind) = rest.split_first_chunk().ok_or(FooterError::Corrupt("an origin is cut short"))?;
+    *rest = behind;
+    let index = u32::try_from(take(rest)?)
+        .ok()
+        .filter(|index| (*index as usize) < PARTS_MAX)
+        .ok_or(FooterError::Corrupt("an origin that no object has"))?;
+    Ok(PartId { token: u64::from_le_bytes(*token), index })
 }
 
 fn take_run(rest: &mut &[u8], log: LogId, offset: u64) -> Result<Run, FooterError> {
@@ -323,7 +368,7 @@ fn compression_of(code: u64) -> Result<Compression, FooterError> {
     match code {
         0 => Ok(Compression::None),
         1 => Ok(Compression::Lz4),
-        _ => Err(FooterError::Corrupt("a compression that version 1 does not know")),
+        _ => Err(FooterError::Corrupt("a compression that its version does not know")),
     }
 }
 
@@ -350,11 +395,15 @@ mod tests {
         footer
     }
 
-    /// A footer of any body, under a right trailer.
+    /// A footer of any body, under a right trailer of version 1.
     fn sealed(body: &[u8]) -> Vec<u8> {
+        sealed_as(1, body)
+    }
+
+    fn sealed_as(version: u32, body: &[u8]) -> Vec<u8> {
         let mut out = body.to_vec();
         out.extend((body.len() as u64 + TRAILER_BYTES as u64).to_le_bytes());
-        out.extend(FOOTER_VERSION.to_le_bytes());
+        out.extend(version.to_le_bytes());
         out.extend([0; 4]);
         out.extend(XxHash3_64::oneshot(&out).to_le_bytes());
         out.extend(MAGIC);
@@ -373,12 +422,13 @@ mod tests {
         #[test]
         fn footers_round_trip(
             token: u64,
-            parts in proptest::collection::vec((any::<bool>(), proptest::collection::btree_map(
+            parts in proptest::collection::vec((any::<bool>(), proptest::option::of((any::<u64>(), 0..100u32)),
+                proptest::collection::btree_map(
                 0..20u128, (1..1u64 << 40, 8..1000u32, 0..1u64 << 40), 0..10)), 0..20),
         ) {
             let mut footer = Footer::new(token);
             let mut next = [0; 20];
-            for (packed, runs) in parts {
+            for (packed, origin, runs) in parts {
                 let mut offset = 0;
                 let runs = runs.into_iter().map(|(log, (count, directory_len, more))| {
                     let first = next[log as usize];
@@ -388,7 +438,19 @@ mod tests {
                     run(log << 100, first, first + count, offset - len, directory_len, len)
                 });
                 let runs = runs.collect();
-                footer.push(if packed { Compression::Lz4 } else { Compression::None }, runs);
+                let compression = if packed { Compression::Lz4 } else { Compression::None };
+                let index = footer.parts().len() as u32;
+                let expected = match origin {
+                    Some((token, index)) => {
+                        footer.push_copy(compression, runs, PartId { token, index });
+                        PartId { token, index }
+                    }
+                    None => {
+                        footer.push(compression, runs);
+                        PartId { token, index }
+                    }
+                };
+                prop_assert_eq!(footer.part_id(index), expected);
             }
             let bytes = footer.encode();
             let object_len = footer.parts_len() + bytes.len() as u64;
@@ -410,8 +472,8 @@ mod tests {
         /// What decodes is what would be written, so there is one encoding of a footer, and nothing is read into it.
         #[test]
         fn sealed_nonsense_does_not_panic(numbers in proptest::collection::vec(
-            prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..30)) {
-            let bytes = sealed(&body(&[1, 2], &numbers));
+            prop_oneof![8 => 0..4u64, 1 => any::<u64>()], 0..30), version in 1..3u32) {
+            let bytes = sealed_as(version, &body(&[1, 2], &numbers));
             if let Ok(footer) = Footer::decode(&bytes, None) {
                 let again = footer.encode();
                 prop_assert_eq!(Footer::decode(&again, None), Ok(footer));
@@ -443,8 +505,8 @@ mod tests {
         assert_eq!(Footer::decode(&bytes, Some(1)), Err(misplaced));
         let mut newer = bytes.clone();
         let version = newer.len() - TRAILER_BYTES + at::VERSION;
-        newer[version] = 2;
-        let expected = FooterError::NewerVersion { found: 2, known: 1 };
+        newer[version] = 3;
+        let expected = FooterError::NewerVersion { found: 3, known: 2 };
         assert_eq!(Footer::locate(&newer, 1 << 30), Err(expected.clone()));
         assert_eq!(Footer::decode(&newer, None), Err(expected));
         assert!(matches!(Footer::locate(&bytes, bytes.len() as u64 - 1), Err(FooterError::Corrupt(_))));
@@ -479,11 +541,35 @@ mod tests {
     }
 
     #[test]
+    fn origins_are_of_version_2_only_and_no_other_footer_is() {
+        // One part without compression, a copy of part 3 of an object whose token is eight bytes of three numbers.
+        let head = body(&[1], &[1, 2]);
+        let tail = [vec![9; 8], body(&[], &[3, 1, 0, 5, 1, 10, 100])[9..].to_vec()].concat();
+        let copied = [head, tail].concat();
+        let footer = Footer::decode(&sealed_as(2, &copied), None).unwrap();
+        let origin = PartId { token: 0x0909_0909_0909_0909, index: 3 };
+        assert_eq!((footer.part_id(0), footer.part_id(1).index), (origin, 1));
+        assert_eq!(footer.encode(), sealed_as(2, &copied));
+        let corrupt = |bytes: &[u8]| {
+            let result = Footer::decode(bytes, None);
+            assert!(matches!(result, Err(FooterError::Corrupt(_))), "{result:?}");
+        };
+        corrupt(&sealed(&copied));
+        corrupt(&sealed_as(2, &body(&[1, 2], &[1, 0, 2, 0, 5, 1, 10, 100, 0, 6, 1, 10, 100])));
+        corrupt(&sealed_as(2, &body(&[1], &[1, 4, 0])));
+        let cut = copied.len() - 7;
+        corrupt(&sealed_as(2, &copied[..cut]));
+        let far = [body(&[1], &[1, 2]), vec![9; 8], body(&[], &[1 << 16, 0])[9..].to_vec()].concat();
+        corrupt(&sealed_as(2, &far));
+    }
+
+    #[test]
     fn the_longest_encoding_is_what_the_bound_assumes() {
         let longest = run(1, 1 << 60, (1 << 60) + (1 << 58), 0, u32::MAX, 1 << 60);
         let mut footer = Footer::new(0);
         let empty_len = footer.encode().len();
-        footer.push(Compression::Lz4, vec![longest]);
+        let origin = PartId { token: u64::MAX, index: PARTS_MAX as u32 - 1 };
+        footer.push_copy(Compression::Lz4, vec![longest], origin);
         let bound = LOG_BYTES + RUN_BYTES.end + PART_BYTES.end;
         assert!(footer.encode().len() - empty_len <= bound);
         let runs_max = FOOTER_BYTES_MAX as usize / (LOG_BYTES + RUN_BYTES.end);

@@ -440,15 +440,54 @@ fn the_fixture_is_read_for_ever() {
     assert_eq!(contents, model(&changes, |_| 0));
     let compressions: Vec<Compression> = footer.parts().iter().map(|part| part.compression).collect();
     assert_eq!(compressions, [Compression::None, Compression::Lz4]);
-    if crate::footer::FOOTER_VERSION == 1 {
-        // What one LZ4 makes of the same bytes another need not.
-        let id = footer.part_id(0);
-        let blocks = spill(&changes[..4]);
-        let part =
-            Assembler::new().assemble(&decoded(&blocks), &mut |_| from(0), id, Compression::None).unwrap();
-        assert_eq!(part.bytes, object[..part.bytes.len()]);
-        assert_eq!(footer.encode(), object[range.start as usize..]);
+    // What one LZ4 makes of the same bytes another need not.
+    let id = footer.part_id(0);
+    let blocks = spill(&changes[..4]);
+    let part = Assembler::new().assemble(&decoded(&blocks), &mut |_| from(0), id, Compression::None).unwrap();
+    assert_eq!(part.bytes, object[..part.bytes.len()]);
+    assert_eq!(footer.encode(), object[range.start as usize..]);
+}
+
+/// Never change the file: objects of version 2 must be readable for ever. Its first part is a copy of part 0 of the object of
+/// version 1, its second one its own.
+#[test]
+fn the_fixture_of_version_2_is_read_for_ever() {
+    let object = include_bytes!("../../tests/fixtures/object-v2.bin");
+    let range = Footer::locate(object, object.len() as u64).unwrap();
+    let footer = Footer::decode(&object[range.start as usize..], Some(0x2222)).unwrap();
+    assert_eq!(
+        (footer.part_id(0), footer.part_id(1)),
+        (PartId { index: 0, ..PART }, PartId { token: 0x2222, index: 1 })
+    );
+    let mut contents = Contents::new();
+    for (index, part) in (0..).zip(footer.parts()) {
+        let bytes = &object[part.offset as usize..][..part.len as usize];
+        for run in &part.runs {
+            let run_bytes = &bytes[run.offset as usize..][..run.len as usize];
+            read_run(run_bytes, footer.part_id(index), run, part.compression, &mut contents).unwrap();
+        }
     }
+    assert_eq!(contents, model(&fixture_changes(), |_| 0));
+    assert_eq!(object[..], object_of_version_2()[..]);
+}
+
+/// What the fixture of version 2 was made of.
+fn object_of_version_2() -> Vec<u8> {
+    let original = include_bytes!("../../tests/fixtures/object-v1.bin");
+    let range = Footer::locate(original, original.len() as u64).unwrap();
+    let first = Footer::decode(&original[range.start as usize..], None).unwrap();
+    let copied = &first.parts()[0];
+    let mut footer = Footer::new(0x2222);
+    footer.push_copy(copied.compression, copied.runs.clone(), first.part_id(0));
+    let blocks = spill(&fixture_changes());
+    let kept = &mut |log| {
+        let run = copied.runs.iter().find(|run| run.log == log);
+        run.map_or(SequenceNumber(0), |run| run.end)..SequenceNumber(u64::MAX)
+    };
+    let part =
+        Assembler::new().assemble(&decoded(&blocks), kept, footer.part_id(1), Compression::None).unwrap();
+    footer.push(Compression::None, part.runs);
+    [&original[..copied.len as usize], &part.bytes, &footer.encode()].concat()
 }
 
 fn fixture_changes() -> Vec<Change> {
