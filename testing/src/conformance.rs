@@ -56,6 +56,7 @@ pub async fn conformance(store: Arc<dyn Store>, prefix: &str, row: Row) {
             suite.gaps().await;
             suite.parts_sent_again().await;
             suite.listed_parts().await;
+            suite.copied_parts().await;
         }
     }
     suite.listed_uploads().await;
@@ -435,6 +436,40 @@ impl Suite {
         }
         self.ok("abort", self.store.abort(upload).await);
         self.is_too_late("list_parts after abort", self.store.list_parts(upload).await);
+    }
+
+    async fn copied_parts(&self) {
+        let (from, name) = (self.name("copied/from ä+%2F"), self.name("copied/to"));
+        let source = self.full_part(7);
+        let body = Body::new(vec![source.clone(), pattern(8, 100)]);
+        let whole = [&source[..], &pattern(8, 100)].concat();
+        self.ok("put", self.store.put(&from, body, Lane::Primary).await);
+        let id = self.create(&name).await;
+        let upload = UploadRef { name: &name, id: &id };
+        let full = source.len() as u64;
+        if !self.capabilities.copy_part {
+            if self.exact {
+                let error = self.err("copy_part", self.store.copy_part(upload, 1, &from, 0..full).await);
+                assert_eq!(*error.kind(), StoreErrorKind::Unsupported, "{self}");
+            }
+            self.ok("abort", self.store.abort(upload).await);
+            return self.delete([from]).await;
+        }
+        let missing = self.name("copied/missing");
+        self.err("copy_part of nothing", self.store.copy_part(upload, 1, &missing, 0..full).await);
+        self.err("copy_part past the end", self.store.copy_part(upload, 1, &from, 101..full + 101).await);
+        let mut parts = Vec::new();
+        for (number, range) in [(1, 0..full), (2, 100..full + 100)] {
+            let tag = self.ok("copy_part", self.store.copy_part(upload, number, &from, range).await);
+            parts.push(UploadedPart { number, tag });
+        }
+        parts.push(self.part(upload, 3, pattern(9, 50)).await);
+        // The copies stay when what they were made of goes.
+        self.delete([from]).await;
+        let tag = self.ok("complete", self.store.complete(upload, &parts).await);
+        let all = [&source[..], &whole[100..], &pattern(9, 50)].concat();
+        self.is_whole(&name, &all, &tag).await;
+        self.delete([name]).await;
     }
 
     async fn listed_uploads(&self) {

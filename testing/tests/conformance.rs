@@ -18,7 +18,7 @@ async fn simulated_stores_that_take_less() {
     let rows = [
         Capabilities { sparse: false, part_bytes_min: 5000, ..all.clone() },
         Capabilities { equal_parts: true, resend_part: false, conditional_put: false, ..all.clone() },
-        Capabilities { list_parts: false, list_uploads: false, ..all.clone() },
+        Capabilities { list_parts: false, list_uploads: false, copy_part: false, ..all.clone() },
         Capabilities { parts: Parts::Sequential, list_parts: false, ..all.clone() },
         Capabilities { parts: Parts::None, list_parts: false, list_uploads: false, ..all },
     ];
@@ -42,7 +42,7 @@ async fn memory() {
 #[test]
 fn s3_as_aws_has_it() {
     with_credentials("s3_as_aws_has_it", || {
-        s3(ServerOptions::default(), "sparse=true&conditional_put=true", true);
+        s3(ServerOptions::default(), "sparse=true&conditional_put=true&copy_part=true", true);
     });
 }
 
@@ -52,7 +52,7 @@ fn s3_on_disk_in_small_pages_with_tags_that_say_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let rules = BucketRules { page_items_max: 2, random_tags: true, ..BucketRules::default() };
         let options = ServerOptions { folder: Some(folder.path().to_owned()), rules, ..Default::default() };
-        s3(options, "sparse=true&checksum=md5", true);
+        s3(options, "sparse=true&checksum=md5&copy_part=true", true);
     });
 }
 
@@ -60,7 +60,11 @@ fn s3_on_disk_in_small_pages_with_tags_that_say_nothing() {
 fn s3_with_equal_parts_and_without_gaps() {
     with_credentials("s3_with_equal_parts_and_without_gaps", || {
         let rules = BucketRules { equal_parts: true, sparse: false, ..BucketRules::default() };
-        s3(ServerOptions { rules, ..Default::default() }, "equal_parts=true&checksum=none", true);
+        s3(
+            ServerOptions { rules, ..Default::default() },
+            "equal_parts=true&checksum=none&copy_part=true",
+            true,
+        );
     });
 }
 
@@ -76,7 +80,7 @@ fn s3_that_forgets_what_is_complete_and_ignores_conditions() {
             ..BucketRules::default()
         };
         let options = ServerOptions { rules, ..Default::default() };
-        s3(options, "sparse=true&part_bytes_min=1&list_uploads=false", true);
+        s3(options, "sparse=true&part_bytes_min=1&list_uploads=false&copy_part=true", true);
     });
 }
 

@@ -213,6 +213,7 @@ mod tests {
             parts_max: 100,
             equal_parts: false,
             sparse: true,
+            copy_part: false,
             resend_part: false,
             list_parts: true,
             list_uploads: true,

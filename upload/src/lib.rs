@@ -27,7 +27,8 @@ mod wire;
 mod writers;
 
 pub use driver::{
-    Clock, Driver, DriverError, DriverStats, ObjectUpload, Runtime, block_on, block_on_timeout,
+    Clock, Composed, Composition, Driver, DriverError, DriverStats, ObjectUpload, Runtime, block_on,
+    block_on_timeout,
 };
 pub use open::{SUPPORTED_SCHEMES, open_store};
 pub use options::{HedgeOptions, UploadOptions};

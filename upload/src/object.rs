@@ -37,6 +37,7 @@ pub(crate) const SEQUENTIAL: Capabilities = Capabilities {
     parts_max: u32::MAX,
     equal_parts: false,
     sparse: false,
+    copy_part: false,
     resend_part: false,
     list_parts: false,
     list_uploads: true,

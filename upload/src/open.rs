@@ -37,10 +37,10 @@ const FEATURES: [(&str, &str); 5] =
 ///   | `anonymous` | true: nothing is signed |
 ///   | `sse`, `kms_key`, `storage_class` | headers of new objects: `AES256`, `aws:kms` or `aws:kms:dsse`; a key's id; a class |
 ///   | `checksum` | how damage on the way is found: `sha256` (in the signature), `md5` (`Content-MD5`), `none`; `sha256` |
-///   | `sparse`, `equal_parts`, `conditional_put`, `list_uploads`, `part_bytes_min` | what the server takes, where it is not what its kind is known for |
+///   | `sparse`, `equal_parts`, `conditional_put`, `copy_part`, `list_uploads`, `part_bytes_min` | what the server takes, where it is not what its kind is known for |
 ///
-///   What the kinds are known for: parts of 5 MiB and more, 10,000 of them. AWS also takes gaps between part numbers and
-///   conditional writes; its directory buckets (`...--x-s3`) no gaps; R2 no gaps and only parts of equal size; any other server
+///   What the kinds are known for: parts of 5 MiB and more, 10,000 of them. AWS also takes gaps between part numbers,
+///   conditional writes and copies of ranges; its directory buckets (`...--x-s3`) no gaps; R2 no gaps and only parts of equal size; any other server
 ///   no gaps and no conditions, unless the URL says that it does.
 /// - `gs://bucket/prefix` (feature `gcs`), `az://container/prefix` (feature `azure`), `hdfs://host:port/prefix` (feature
 ///   `hdfs`; one sequential writer and a rename).

@@ -342,6 +342,39 @@ impl Store for S3 {
         })
     }
 
+    fn copy_part<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        number: u32,
+        from: &'a str,
+        range: Range<u64>,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        Box::pin(async move {
+            let (operation, name) = (Operation::CopyPart, upload.name);
+            let key = self.key(operation, name)?;
+            let number = self.part_number(operation, name, number)?;
+            let bucket = &self.address.bucket;
+            let source = copy_source(bucket, &self.key(operation, from)?);
+            let Range { start, end } = range;
+            let last = end.checked_sub(1).filter(|last| start <= *last);
+            let last = last.ok_or_else(|| self.error(operation, name, StoreErrorKind::InvalidPart))?;
+            let answer = self
+                .send(operation, name, Lane::Primary, |client| {
+                    client
+                        .upload_part_copy()
+                        .bucket(bucket)
+                        .key(&key)
+                        .upload_id(&*upload.id.0)
+                        .part_number(number)
+                        .copy_source(&source)
+                        .copy_source_range(format!("bytes={start}-{last}"))
+                        .send()
+                })
+                .await?;
+            self.tag(operation, name, answer.copy_part_result().and_then(|part| part.e_tag()))
+        })
+    }
+
     fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
         Box::pin(async move {
             let (operation, name) = (Operation::ListParts, upload.name);
@@ -569,6 +602,20 @@ impl S3 {
         next.filter(|next| marker.as_ref() != Some(next))
             .ok_or_else(|| self.nonsense(operation, name, "the listing goes on without saying where"))
     }
+}
+
+/// A bucket and a key as a header names them: all but letters, digits, `-._~` and `/` by their code.
+fn copy_source(bucket: &str, key: &str) -> String {
+    let mut source = format!("{bucket}/");
+    for byte in key.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                source.push(char::from(byte));
+            }
+            _ => source.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    source
 }
 
 fn plain_tag(tag: &str) -> EntityTag {

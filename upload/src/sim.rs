@@ -118,6 +118,7 @@ impl SimStore {
                 parts_max: 10_000,
                 equal_parts: false,
                 sparse: true,
+                copy_part: true,
                 resend_part: true,
                 list_parts: true,
                 list_uploads: true,
@@ -274,6 +275,19 @@ impl Store for SimStore {
             let tag = sim.contents.put_part(row, &named, &id, number, &body)?;
             sim.stats.bytes_put += bytes;
             Ok(tag)
+        })
+    }
+
+    fn copy_part<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        number: u32,
+        from: &'a str,
+        range: Range<u64>,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        let (named, id, from) = (upload.name.to_owned(), upload.id.clone(), from.to_owned());
+        self.write(Operation::CopyPart, upload.name, move |row, sim| {
+            sim.contents.copy_part(row, (&named, &id), number, &from, range)
         })
     }
 

@@ -76,6 +76,24 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         lane: Lane,
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>>;
 
+    /// Makes a part, numbered from 1, of the bytes `range` of the complete object `from` of this bucket, without sending them.
+    /// Only where [`Capabilities::copy_part`] says so.
+    ///
+    /// # Errors
+    /// [`NoSuchUpload`](StoreErrorKind::NoSuchUpload), or whatever the store says, where the object or the range is not there.
+    fn copy_part<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        number: u32,
+        from: &'a str,
+        range: Range<u64>,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        let _ = (number, from, range);
+        let kind = StoreErrorKind::Unsupported;
+        let error = StoreError::new(Operation::CopyPart, self.url(), upload.name, kind);
+        Box::pin(async move { Err(error) })
+    }
+
     /// The parts that the store has of an upload, by number. Only where [`Capabilities::list_parts`] says so.
     ///
     /// # Errors
@@ -147,6 +165,8 @@ pub struct Capabilities {
     pub equal_parts: bool,
     /// Whether the numbers at [`Store::complete`] may have gaps.
     pub sparse: bool,
+    /// Whether a part can be made of bytes that the bucket has.
+    pub copy_part: bool,
     /// Whether a part number may be sent again while an earlier attempt may still arrive.
     pub resend_part: bool,
     /// Whether the parts that have arrived can be listed.
@@ -294,6 +314,8 @@ pub enum Operation {
     Create,
     /// [`Store::put_part`].
     PutPart,
+    /// [`Store::copy_part`].
+    CopyPart,
     /// [`Store::list_parts`].
     ListParts,
     /// [`Store::complete`].
@@ -321,6 +343,7 @@ impl Operation {
             Operation::Put => "put",
             Operation::Create => "create",
             Operation::PutPart => "put_part",
+            Operation::CopyPart => "copy_part",
             Operation::ListParts => "list_parts",
             Operation::Complete => "complete",
             Operation::Abort => "abort",

@@ -72,6 +72,7 @@ impl BucketRules {
             parts_max: self.parts_max,
             equal_parts: self.equal_parts,
             sparse: self.sparse,
+            copy_part: true,
             resend_part: !self.random_tags && !self.duplicate_invalidates,
             list_parts: self.list_parts,
             list_uploads: self.list_uploads,

@@ -64,7 +64,8 @@ async fn handle(
     service: SharedS3Service,
     state: Arc<State>,
 ) -> Result<Response, AnyError> {
-    let target = target(request.method(), request.uri());
+    let copies = request.headers().contains_key("x-amz-copy-source");
+    let target = target(request.method(), request.uri(), copies);
     lock(&state.requests).push(Request {
         operation: target.operation,
         bucket: target.bucket.clone(),
@@ -148,7 +149,7 @@ async fn handle(
 }
 
 /// What a request in path style is about.
-fn target(method: &Method, uri: &Uri) -> Target {
+fn target(method: &Method, uri: &Uri, copies: bool) -> Target {
     let path = uri.path().trim_start_matches('/');
     let (bucket, name) = path.split_once('/').unwrap_or((path, ""));
     let upload = query(uri, "uploadId").is_some();
@@ -158,6 +159,7 @@ fn target(method: &Method, uri: &Uri) -> Target {
         ("GET", false) if upload => Operation::ListParts,
         ("GET", false) => Operation::Get,
         ("HEAD", false) => Operation::Head,
+        ("PUT", false) if upload && copies => Operation::CopyPart,
         ("PUT", false) if upload => Operation::PutPart,
         ("PUT", false) => Operation::Put,
         ("POST", false) if upload => Operation::Complete,

@@ -70,6 +70,39 @@ impl S3 for Operations {
         Ok(S3Response::new(UploadPartOutput { e_tag: Some(quoted(&tag)), ..Default::default() }))
     }
 
+    async fn upload_part_copy(
+        &self,
+        req: S3Request<UploadPartCopyInput>,
+    ) -> S3Result<S3Response<UploadPartCopyOutput>> {
+        let input = req.input;
+        let CopySource::Bucket { bucket: from, key, version_id: None } = &input.copy_source else {
+            return Err(s3_error!(NotImplemented));
+        };
+        self.with(&input.bucket, |bucket| bucket.upload(&input.key, &input.upload_id).map(drop))?;
+        let source = self.with(from, |bucket| bucket.object(key).cloned())?;
+        let range = match &input.copy_source_range {
+            Some(text) => copy_range(text, source.bytes)?,
+            None => 0..source.bytes,
+        };
+        let (limit, random_tags) =
+            self.with(&input.bucket, |bucket| Ok((bucket.rules.part_bytes_max, bucket.rules.random_tags)))?;
+        let bytes = range.end - range.start;
+        if bytes > limit {
+            return Err(s3_error!(EntityTooLarge));
+        }
+        let mut writer = Writer::new(self.0.blob_path(), bytes, !random_tags).map_err(internal)?;
+        for piece in pieces(&source.blobs, range) {
+            writer.push(&piece.map_err(internal)?).map_err(internal)?;
+        }
+        let random = self.0.random();
+        let number = u32::try_from(input.part_number).unwrap_or(0);
+        let tag = self.with(&input.bucket, |bucket| {
+            bucket.put_part(&input.key, &input.upload_id, number, writer.finish(), random)
+        })?;
+        let result = CopyPartResult { e_tag: Some(quoted(&tag)), ..Default::default() };
+        Ok(S3Response::new(UploadPartCopyOutput { copy_part_result: Some(result), ..Default::default() }))
+    }
+
     async fn complete_multipart_upload(
         &self,
         req: S3Request<CompleteMultipartUploadInput>,
@@ -332,6 +365,16 @@ impl Operations {
         }
         Ok(blob)
     }
+}
+
+/// Of `bytes=first-last`, both inclusive, the only form that copies take.
+fn copy_range(text: &str, size: u64) -> S3Result<std::ops::Range<u64>> {
+    let parse = || {
+        let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
+        let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+        (first <= last && last < size).then_some(first..last + 1)
+    };
+    parse().ok_or_else(|| s3_error!(InvalidArgument, "Range specified is not valid for source object"))
 }
 
 fn quoted(tag: &str) -> ETag {

@@ -173,7 +173,7 @@ impl Driver {
     }
 }
 
-async fn ask<T>(
+pub(super) async fn ask<T>(
     core: &Core,
     what: What<'_>,
     request: impl Fn(Arc<dyn Store>, String) -> BoxFuture<'static, Result<T, StoreError>>,
@@ -335,7 +335,7 @@ impl Observed {
     }
 
     /// How long a request may take.
-    fn limit(&self, bucket: BucketIndex, bytes: u64) -> Duration {
+    pub(super) fn limit(&self, bucket: BucketIndex, bytes: u64) -> Duration {
         let speed = self.lock()[bucket.0];
         let expected = speed.service_seconds + bytes as f64 / speed.bytes_per_second;
         Duration::try_from_secs_f64(LIMIT_FACTOR * expected)

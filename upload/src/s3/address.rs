@@ -13,7 +13,7 @@ const GIB: u64 = 1 << 30;
 
 /// The keys that a URL may have, for people.
 const KEYS: &str = "endpoint, region, path_style, anonymous, sse, kms_key, storage_class, checksum, sparse, equal_parts, \
-                    conditional_put, list_uploads, part_bytes_min";
+                    conditional_put, copy_part, list_uploads, part_bytes_min";
 
 /// A bucket, a prefix in it and how to speak to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +133,7 @@ impl Address {
             }
             "sparse" => self.capabilities.sparse = flag()?,
             "equal_parts" => self.capabilities.equal_parts = flag()?,
+            "copy_part" => self.capabilities.copy_part = flag()?,
             "conditional_put" => self.capabilities.conditional_put = flag()?,
             "list_uploads" => self.capabilities.list_uploads = flag()?,
             "part_bytes_min" => match value.parse() {
@@ -170,7 +171,7 @@ fn capabilities(endpoint: Option<&str>, directory_bucket: bool) -> Capabilities 
         Some(endpoint) if !is_aws(endpoint) => row,
         _ if directory_bucket => Capabilities { conditional_put: true, ..row },
         // Sparse because parts are sent without checksums of their own: with them AWS wants consecutive numbers.
-        _ => Capabilities { sparse: true, conditional_put: true, ..row },
+        _ => Capabilities { sparse: true, conditional_put: true, copy_part: true, ..row },
     }
 }
 
@@ -185,6 +186,7 @@ fn generic() -> Capabilities {
         sparse: false,
         // Tags differ between attempts where bytes are encrypted by KMS, and Garage lets a cancelled duplicate spoil the
         // part: no kind of server is trusted with that.
+        copy_part: false,
         resend_part: false,
         list_parts: true,
         list_uploads: true,
@@ -246,7 +248,7 @@ mod tests {
         let full = parse(
             "s3://my.bucket/some/pre fix/?endpoint=http://127.0.0.1:9000&region=eu-west-1&sse=aws:kms\
              &kms_key=arn:aws:kms:eu-west-1:1:key/2&storage_class=ONEZONE_IA&sparse=true&equal_parts=true\
-             &checksum=md5&anonymous=true&conditional_put=true&list_uploads=false&part_bytes_min=1",
+             &checksum=md5&anonymous=true&conditional_put=true&copy_part=true&list_uploads=false&part_bytes_min=1",
         )
         .unwrap();
         let expected = Address {
@@ -264,6 +266,7 @@ mod tests {
                 sparse: true,
                 equal_parts: true,
                 conditional_put: true,
+                copy_part: true,
                 list_uploads: false,
                 part_bytes_min: 1,
                 ..generic()
@@ -285,10 +288,10 @@ mod tests {
     fn rows_follow_the_server() {
         let row = |url: &str| parse(url).unwrap().capabilities;
         let aws = row("s3://bucket");
-        assert!(aws.sparse && aws.conditional_put && !aws.equal_parts && !aws.resend_part);
+        assert!(aws.sparse && aws.conditional_put && aws.copy_part && !aws.equal_parts && !aws.resend_part);
         assert_eq!(row("s3://bucket?endpoint=https://s3.eu-west-1.amazonaws.com"), aws);
         let express = parse("s3://name--euw1-az1--x-s3").unwrap();
-        assert!(!express.capabilities.sparse && express.lists_folders);
+        assert!(!express.capabilities.sparse && !express.capabilities.copy_part && express.lists_folders);
         let r2 = row("s3://bucket?endpoint=https://1234.R2.cloudflarestorage.com");
         assert!(r2.equal_parts && !r2.sparse && !r2.conditional_put);
         let other = row("s3://bucket?endpoint=http://localhost:3900");

@@ -101,6 +101,21 @@ impl Contents {
         Ok(tag)
     }
 
+    pub(super) fn copy_part(
+        &mut self,
+        row: &Capabilities,
+        (name, id): (&str, &UploadId),
+        number: u32,
+        from: &str,
+        range: Range<u64>,
+    ) -> Result<EntityTag, StoreErrorKind> {
+        if !row.copy_part {
+            return Err(StoreErrorKind::Unsupported);
+        }
+        let bytes = self.get(from, range)?;
+        self.put_part(row, name, id, number, &Body::new(vec![bytes]))
+    }
+
     pub(super) fn list_parts(
         &mut self,
         row: &Capabilities,

@@ -156,6 +156,7 @@ impl World {
             parts_max: 10_000,
             equal_parts: false,
             sparse: true,
+            copy_part: false,
             resend_part: false,
             list_parts: false,
             list_uploads: true,

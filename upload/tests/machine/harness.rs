@@ -23,6 +23,7 @@ pub fn s3() -> Capabilities {
         parts_max: 10_000,
         equal_parts: false,
         sparse: true,
+        copy_part: false,
         resend_part: false,
         list_parts: true,
         list_uploads: true,
