@@ -5,8 +5,8 @@
 //! compact/latest.rs, how parts are made in compact/builder.rs and objects in compact/target.rs.
 //!
 //! 1. Logs are rewritten in the order of their ids, each in the order of its numbers, so that an object has one range of
-//!    numbers of a log, and as few runs as the sizes of parts allow.
-//! 2. Every byte is verified before it is rewritten.
+//!    numbers of a log, and as few runs as the sizes of parts allow. Parts that are copied stand between them.
+//! 2. Every byte is verified before it is rewritten. What the bucket copies keeps its checksums, by which readers verify it.
 //! 3. What is in memory is bounded by the options, and by what is known of every run (about 150 bytes), not by the objects.
 //! 4. The old handles and their objects are only read. After a failure nothing new is left, or it is named.
 
@@ -23,6 +23,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::{Driver, Runtime, Store, block_on};
 
 use crate::handle::ChangelogHandle;
@@ -32,9 +33,10 @@ use crate::types::KeyGroupRange;
 use crate::uploader::object_bytes_max;
 pub use outcome::{ChangeKey, CompactError, Compacted, CompactionPlan, CompactionStats};
 use rewrite::Rewrite;
-use source::{Buckets, Source, find_runs};
+use source::{Buckets, Copying, Source, find_runs};
 use target::Target;
 
+const ONLY: BucketIndex = BucketIndex(0);
 /// Threads that read and write.
 const THREADS: usize = 2;
 
@@ -46,6 +48,9 @@ type KeyOf = dyn Fn(&Change) -> ChangeKey + Send + Sync;
 /// compaction reads the changes that the handles name, clipped to their numbers and to the wanted key groups, and writes
 /// them into new objects, as few as sizes allow, which all the handles share. It gives new handles: of the same logs, names
 /// and numbers, for the wanted ones of their key groups. A reader gets the same changes from them in the same order.
+///
+/// Where the bucket can (AWS; elsewhere if the URL says `copy_part=true`), it copies large parts of which everything survives
+/// by itself: their bytes are neither read nor sent, and not verified before a reader does.
 ///
 /// **Whoever keeps handles owns the result.** They store the new handles in the place of the old ones, and then let go of
 /// the old ones. The old handles stay as good as they were; their objects belong to the changelogs that wrote them, which
@@ -192,8 +197,8 @@ impl Compactor {
         let mut sources = self.sources(handles, key_groups)?;
         let driver = self.driver()?;
         let buckets = Buckets::open(&driver, handles)?;
-        block_on(find_runs(&buckets, &mut sources))?;
-        let mut plan = block_on(rewrite::plan(self.options.part_bytes, &buckets, &sources))?;
+        let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
+        let mut plan = block_on(rewrite::plan(self.options.part_bytes, &buckets, &sources, &whole))?;
         plan.objects_after = plan.surviving_bytes.div_ceil(object_bytes_max(&driver).max(1));
         Ok(plan)
     }
@@ -212,7 +217,7 @@ impl Compactor {
         let mut sources = self.sources(handles, key_groups)?;
         let driver = self.driver()?;
         let buckets = Buckets::open(&driver, handles)?;
-        block_on(find_runs(&buckets, &mut sources))?;
+        let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
         let (random, tokens) = (&self.random, &mut self.tokens);
         let mut token = || {
             *tokens += 1;
@@ -223,10 +228,10 @@ impl Compactor {
             buckets: &buckets,
             options: &self.options,
             key_of: self.key_of.as_deref(),
-            target: Target::new(&driver, &self.options, &mut token),
+            target: Target::new(&driver, &self.options, &mut token, !whole.is_empty()),
             stats: CompactionStats::default(),
         };
-        let written = block_on(rewrite.run(&sources)).and_then(|()| rewrite.target.handles(&sources));
+        let written = block_on(rewrite.run(&sources, &whole)).and_then(|()| rewrite.target.handles(&sources));
         let Rewrite { target, mut stats, .. } = rewrite;
         let mut handles = match written {
             Ok(handles) => handles,
@@ -272,6 +277,16 @@ impl Compactor {
             Some(pair) => Err(CompactError::SameLog { log: pair[0].handle.log() }),
             None => Ok(sources),
         }
+    }
+
+    /// What is copied by the bucket, if it can: parts of which all survives. Where only last values do, that is not known.
+    fn copying(&self, driver: &Driver) -> Option<Copying<'_>> {
+        let row = self.store.capabilities();
+        (self.key_of.is_none() && driver.composes(ONLY)).then(|| Copying {
+            bucket: self.store.url(),
+            part_bytes_min: row.part_bytes_min,
+            run_bytes_min: self.options.part_bytes as u64 / 2,
+        })
     }
 
     fn driver(&self) -> Result<Arc<Driver>, CompactError> {

@@ -332,6 +332,14 @@ struct Mortal {
     calls_left: AtomicI64,
     /// Whether it is silent then, as far as writes are concerned. Otherwise it refuses everything.
     silent: bool,
+    /// So many reads on, one has a flipped bit on its way.
+    damages: AtomicI64,
+}
+
+impl Mortal {
+    fn new(inner: Arc<dyn Store>, calls: i64) -> Mortal {
+        Mortal { inner, calls_left: AtomicI64::new(calls), silent: false, damages: AtomicI64::new(-1) }
+    }
 }
 
 impl Mortal {
@@ -380,6 +388,15 @@ impl Store for Mortal {
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
         self.call(Operation::PutPart, upload.name, self.inner.put_part(upload, number, body, lane))
     }
+    fn copy_part<'a>(
+        &'a self,
+        upload: UploadRef<'a>,
+        number: u32,
+        from: &'a str,
+        range: Range<u64>,
+    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        self.call(Operation::CopyPart, upload.name, self.inner.copy_part(upload, number, from, range))
+    }
     fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
         self.call(Operation::ListParts, upload.name, self.inner.list_parts(upload))
     }
@@ -397,7 +414,14 @@ impl Store for Mortal {
         self.call(Operation::ListUploads, prefix, self.inner.list_uploads(prefix))
     }
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        self.call(Operation::Get, name, self.inner.get(name, range))
+        let damages = self.damages.fetch_sub(1, Ordering::Relaxed) == 0;
+        let got = self.inner.get(name, range);
+        let read = Box::pin(async move {
+            let mut bytes = got.await?.to_vec();
+            bytes[0] ^= u8::from(damages);
+            Ok(bytes.into())
+        });
+        self.call(Operation::Get, name, read)
     }
     fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
         self.call(Operation::Head, name, self.inner.head(name))
@@ -422,10 +446,10 @@ fn a_bucket_that_fails_leaves_the_old_handles_and_nothing_that_a_sweep_does_not_
     let objects = || common::objects(dir.path());
     let before = objects();
     let (mut failed, mut named) = (0, 0);
-    for calls in (0..).step_by(9) {
+    for calls in (0..1000).step_by(9) {
         // Small parts of an upload, so that there are several of them.
         let inner = tidelog_upload::open_store(&bucket).unwrap();
-        let store = Arc::new(Mortal { inner, calls_left: AtomicI64::new(calls), silent: false });
+        let store = Arc::new(Mortal::new(inner, calls));
         let mut compactor = Compactor::with_store(Arc::clone(&store) as Arc<dyn Store>)
             .part_bytes(16 << 10)
             .memory_bytes(256 << 10)
@@ -452,6 +476,24 @@ fn a_bucket_that_fails_leaves_the_old_handles_and_nothing_that_a_sweep_does_not_
     assert!(failed > 5 && named > 0, "{failed} failed, {named} of them named what they left");
 }
 
+#[test]
+fn what_was_damaged_on_its_way_is_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = file_bucket(dir.path());
+    let old = history(options(dir.path(), &bucket), &mut Random(13), 2, 10);
+    let content = read(&old, ALL);
+    let footers = files(&old).len() as i64;
+    for read_at in [0, 1, 5] {
+        let inner = tidelog_upload::open_store(&bucket).unwrap();
+        let store =
+            Arc::new(Mortal { damages: AtomicI64::new(footers + read_at), ..Mortal::new(inner, 1 << 40) });
+        let mut compactor = Compactor::with_store(Arc::clone(&store) as Arc<dyn Store>);
+        let made = compactor.compact(&old, ALL).unwrap();
+        assert!(store.damages.load(Ordering::Relaxed) < 0, "something was damaged");
+        assert_eq!(read(&made.handles, ALL), content);
+    }
+}
+
 /// Whether it takes no part, or no last one.
 #[test]
 fn a_bucket_that_does_not_answer_is_not_waited_for_for_ever() {
@@ -461,7 +503,7 @@ fn a_bucket_that_does_not_answer_is_not_waited_for_for_ever() {
         let old = history(options(dir.path(), &bucket), &mut Random(11), 3, checkpoints);
         let before = common::objects(dir.path());
         let inner = tidelog_upload::open_store(&bucket).unwrap();
-        let store = Mortal { inner, calls_left: AtomicI64::new(0), silent: true };
+        let store = Mortal { silent: true, ..Mortal::new(inner, 0) };
         let mut compactor = Compactor::with_store(Arc::new(store))
             .part_bytes(16 << 10)
             .memory_bytes(memory)
@@ -512,7 +554,8 @@ fn requests_that_fail_now_and_then_are_made_again() {
         let old = simulated(dir.path(), &files_old, &store);
         let before: BTreeSet<String> = store.objects().into_keys().collect();
         let chances = Chances { before: 0.05, after: 0.05, late: 0.0, throttled: 0.05 };
-        for operation in [Operation::Get, Operation::Put, Operation::PutPart, Operation::Create] {
+        let (get, put) = (Operation::Get, Operation::Put);
+        for operation in [get, put, Operation::PutPart, Operation::CopyPart, Operation::Create] {
             store.set_chances(operation, chances);
         }
         store.set_chances(Operation::Complete, Chances { before: 0.3, after: 0.3, ..Chances::default() });
@@ -538,6 +581,125 @@ fn requests_that_fail_now_and_then_are_made_again() {
         }
         assert_eq!(read_simulated(&old, &store), common::read(&files_old, ALL));
     }
+}
+
+/// A bucket that copies, as S3 does: parts of some size, but the last.
+fn copying_store(seed: u64) -> SimStore {
+    let row = SimStore::new(seed).capabilities().clone();
+    SimStore::with_capabilities(seed, Capabilities { part_bytes_min: 5000, ..row })
+}
+
+#[test]
+fn whole_parts_are_copied_by_the_bucket() {
+    for seed in 300..308 {
+        let random = &mut Random(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let compression = [Compression::None, Compression::Lz4][seed as usize % 2];
+        let options = options(dir.path(), &file_bucket(dir.path())).compression(compression);
+        let files_old = dense_history(options, random, 1 + (seed % 3) as usize, 12, 900);
+        let store = copying_store(seed);
+        let old = simulated(dir.path(), &files_old, &store);
+        let content = read_simulated(&old, &store);
+        let mut compactor = Compactor::with_store(Arc::new(store.clone())).part_bytes(16 << 10);
+        drop(store.take_stats());
+        let made = compactor.compact(&old, ALL).unwrap();
+        let (stats, asked) = (made.stats, store.take_stats());
+        assert_eq!(read_simulated(&made.handles, &store), content, "seed {seed}");
+        assert!(stats.bytes_copied > stats.bytes_written / 4, "seed {seed}: {stats:?}");
+        // Neither read nor sent, but for what small parts between copies take of them.
+        assert!(stats.bytes_read < stats.bytes_written, "seed {seed}: {stats:?}");
+        assert!(asked.bytes_put + stats.bytes_copied / 2 < stats.bytes_written, "seed {seed}: {stats:?}");
+        assert!(store.open_uploads().is_empty());
+        let name = made.handles[0].extents()[0].object().to_owned();
+        assert_eq!(store.objects()[&name].len() as u64, stats.bytes_written);
+
+        // Copies of copies, alone: what they were copied from is gone.
+        files(&old).iter().for_each(|old| store.tamper(old, None));
+        let again = compactor.compact(&made.handles, ALL).unwrap();
+        assert!(again.stats.bytes_copied >= stats.bytes_copied, "seed {seed}: {:?}", again.stats);
+        store.tamper(&name, None);
+        assert_eq!(read_simulated(&again.handles, &store), content, "seed {seed}");
+
+        // Which changes are the last of their keys is known of no part.
+        let store_again = Arc::new(store.clone());
+        let mut latest = Compactor::with_store(store_again).part_bytes(16 << 10).last_value_by(key_of);
+        let latest = latest.compact(&again.handles, ALL).unwrap().stats;
+        assert!(latest.bytes_copied == 0 && latest.superseded > 0);
+
+        // Whatever is left out cannot be in a copy.
+        let some = compactor.compact(&again.handles, groups(1..GROUPS)).unwrap();
+        assert_eq!(some.stats.bytes_copied, 0);
+        let mut expected = content.clone();
+        expected.retain(|(_, group), _| *group != Some(0));
+        assert_eq!(read_simulated(&some.handles, &store), expected, "seed {seed}");
+
+        // A copy is verified when it is read.
+        let name = again.handles[0].extents()[0].object().to_owned();
+        let mut damaged = store.objects()[&name].to_vec();
+        damaged[10_000] ^= 1;
+        store.tamper(&name, Some(damaged.into()));
+        let stores: Vec<Arc<dyn Store>> = vec![Arc::new(store.clone())];
+        let mut reader = ChangelogReader::open_simulated(&again.handles, ALL, stores).unwrap();
+        assert!(reader.any(|change| change.is_err()), "seed {seed}");
+    }
+}
+
+/// The changes of a part that the handle does not take are not copied with it.
+#[test]
+fn parts_that_are_truncated_are_not_copied() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = file_bucket(dir.path());
+    let changelog = Changelog::open(options(dir.path(), &bucket)).unwrap();
+    let mut writer = changelog.create_writer("log", ALL).unwrap();
+    for number in 0..60u64 {
+        writer.append(KeyGroup((number % 16) as u16), &[number as u8; 1000]).unwrap();
+    }
+    writer.sync().wait().unwrap();
+    let mut bytes_copied = Vec::new();
+    for from in [0, 1, 59] {
+        writer.truncate(SequenceNumber(from)).unwrap();
+        let handle = writer.persist_durably(SequenceNumber(from)).wait().unwrap();
+        let store = copying_store(from);
+        let old = simulated(dir.path(), &[handle], &store);
+        let mut compactor = Compactor::with_store(Arc::new(store.clone())).part_bytes(16 << 10);
+        let made = compactor.compact(&old, ALL).unwrap();
+        assert_eq!(read_simulated(&made.handles, &store), read_simulated(&old, &store));
+        bytes_copied.push(made.stats.bytes_copied);
+    }
+    assert!(bytes_copied[0] > bytes_copied[1] && bytes_copied[1] > 0, "{bytes_copied:?}");
+    assert_eq!(bytes_copied[2], 0);
+
+    // Nor are those that are not in one piece.
+    let mut writer = changelog.create_writer("other", ALL).unwrap();
+    for number in 0..60u8 {
+        writer.append(KeyGroup(1), &[number; 1000]).unwrap();
+    }
+    let handle = writer.persist_durably(SequenceNumber::ZERO).wait().unwrap();
+    let extents = handle.extents().iter().map(|extent| {
+        let cut = |piece: &Piece| -> Vec<Piece> {
+            (0..piece.bytes)
+                .step_by(7000)
+                .map(|at| Piece {
+                    offset: piece.offset + at,
+                    bytes: (piece.bytes - at).min(7000),
+                    ..piece.clone()
+                })
+                .collect()
+        };
+        Extent { pieces: extent.pieces.iter().flat_map(cut).collect(), ..extent.clone() }
+    });
+    let (log, name, to) = (handle.log(), handle.name(), handle.to());
+    let cut = ChangelogHandle::new(log, name, ALL, handle.from(), to, extents.collect()).unwrap();
+    let copied = |handle: &ChangelogHandle| {
+        let store = copying_store(77);
+        let old = simulated(dir.path(), std::slice::from_ref(handle), &store);
+        let mut compactor = Compactor::with_store(Arc::new(store.clone())).part_bytes(16 << 10);
+        let made = compactor.compact(&old, ALL).unwrap();
+        assert_eq!(read_simulated(&made.handles, &store), read_simulated(&old, &store));
+        made.stats.bytes_copied
+    };
+    assert!(copied(&handle) > 0);
+    assert_eq!(copied(&cut), 0);
 }
 
 /// A flipped bit anywhere in what is needed is found before anything is made of it.

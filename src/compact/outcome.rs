@@ -48,7 +48,9 @@ pub struct CompactionStats {
     pub runs: u64,
     /// Bytes of the new objects.
     pub bytes_written: u64,
-    /// Changes that were rewritten.
+    /// Those among them that the bucket copied, in whole parts.
+    pub bytes_copied: u64,
+    /// Changes that were rewritten; those in parts that were copied are not counted.
     pub changes: u64,
     /// Changes of the wanted key groups that were left out: later ones of the same key were there.
     pub superseded: u64,

@@ -1,11 +1,11 @@
 //! The order in which runs are read, and what goes together into a part.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use super::ahead::Ahead;
 use super::builder::PartBuilder;
 use super::latest::{Survivors, survivors};
-use super::source::{Buckets, READ_AHEAD, Source, SourceRun, Wanted, load, load_directory};
+use super::source::{Buckets, READ_AHEAD, Source, SourceRun, Wanted, WholePart, load, load_directory};
 use super::target::Target;
 use super::{CompactError, CompactionPlan, CompactionStats, KeyOf};
 use crate::error::ReadError;
@@ -21,6 +21,7 @@ pub(super) async fn plan(
     part_bytes: usize,
     buckets: &Buckets,
     sources: &[Source<'_>],
+    whole: &[WholePart],
 ) -> Result<CompactionPlan, ReadError> {
     let mut plan = CompactionPlan::default();
     let mut objects = HashSet::new();
@@ -31,11 +32,22 @@ pub(super) async fn plan(
         }
     }
     let mut packing = Packing::new(part_bytes);
-    let jobs: Vec<_> = jobs(sources).collect();
-    let (mut asked, mut lens) = (jobs.iter(), Ahead::new());
-    for &(index, _) in &jobs {
+    let steps = order(sources, whole);
+    let (mut asked, mut lens) = (runs(sources, &steps), Ahead::new());
+    for step in &steps {
+        let index = match step {
+            Step::Rewrite { source, .. } => *source,
+            Step::Copy(part) => {
+                let part = &whole[*part];
+                plan.runs += part.runs.len() as u64;
+                plan.runs_after += part.runs.len() as u64;
+                plan.surviving_bytes = plan.surviving_bytes.saturating_add(part.range.end - part.range.start);
+                packing.end();
+                continue;
+            }
+        };
         while lens.len() < READ_AHEAD
-            && let Some(&(source, run)) = asked.next()
+            && let Some((source, run)) = asked.next()
         {
             lens.push(surviving_len(buckets, &sources[source], run));
         }
@@ -50,9 +62,63 @@ pub(super) async fn plan(
     Ok(plan)
 }
 
-/// All runs in the order in which they are rewritten, with the index of their source.
-fn jobs<'a>(sources: &'a [Source<'_>]) -> impl Iterator<Item = (usize, &'a SourceRun)> {
-    sources.iter().enumerate().flat_map(|(index, source)| source.runs.iter().map(move |run| (index, run)))
+/// What is done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A run of a source is read and put into a part.
+    Rewrite { source: usize, run: usize },
+    /// A whole part is copied.
+    Copy(usize),
+}
+
+/// The order of everything: each source's runs in their order; between copies, source by source.
+///
+/// A part is copied when all that comes before it has been done for all of its logs. Parts of which each comes before the
+/// other, for another log, are no parts that a changelog wrote; of these one is rewritten.
+fn order(sources: &[Source<'_>], whole: &[WholePart]) -> Vec<Step> {
+    let logs: Vec<Vec<Option<usize>>> =
+        sources.iter().map(|source| source.runs.iter().map(|run| run.whole_part).collect()).collect();
+    let shares: Vec<usize> = whole.iter().map(|part| part.runs.len()).collect();
+    order_of(&logs, &shares)
+}
+
+/// `logs` says for each run of each log in which whole part it is, `shares` how many runs each of these has.
+fn order_of(logs: &[Vec<Option<usize>>], shares: &[usize]) -> Vec<Step> {
+    let mut steps = Vec::with_capacity(logs.iter().map(Vec::len).sum());
+    let mut next = vec![0; logs.len()];
+    let mut rewritten = vec![false; shares.len()];
+    loop {
+        // By part, the logs that have come to it.
+        let mut waiting: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (source, runs) in logs.iter().enumerate() {
+            let next = &mut next[source];
+            while let Some(part) = runs.get(*next) {
+                if let Some(part) = part.filter(|part| !rewritten[*part]) {
+                    waiting.entry(part).or_default().push(source);
+                    break;
+                }
+                steps.push(Step::Rewrite { source, run: *next });
+                *next += 1;
+            }
+        }
+        let Some(&first) = waiting.keys().next() else { return steps };
+        waiting.retain(|part, logs| logs.len() == shares[*part]);
+        if waiting.is_empty() {
+            rewritten[first] = true;
+        }
+        for (part, logs) in waiting {
+            steps.push(Step::Copy(part));
+            logs.into_iter().for_each(|source| next[source] += 1);
+        }
+    }
+}
+
+/// The runs that are rewritten, in their order, with the index of their source.
+fn runs<'a>(sources: &'a [Source<'_>], steps: &'a [Step]) -> impl Iterator<Item = (usize, &'a SourceRun)> {
+    steps.iter().filter_map(|step| match step {
+        Step::Rewrite { source, run } => Some((*source, &sources[*source].runs[*run])),
+        Step::Copy(_) => None,
+    })
 }
 
 /// Bytes of a run that would be rewritten.
@@ -88,7 +154,8 @@ impl Packing {
     /// Whether the part at hand ends before a run of so many bytes of the source.
     fn ends_before(&mut self, index: usize, source: &Source<'_>, run_bytes: u64) -> bool {
         let bytes = if self.is_in_part(index) { run_bytes } else { source.bytes() };
-        let ends = self.last.is_some() && self.bytes.saturating_add(bytes) > self.part_bytes;
+        let fits = self.bytes.saturating_add(bytes) <= self.part_bytes;
+        let ends = self.last.is_some_and(|last| last > index || !fits);
         if ends {
             self.end();
         }
@@ -115,18 +182,35 @@ pub(super) struct Rewrite<'a> {
 }
 
 impl Rewrite<'_> {
-    /// Reads the sources' runs and writes what survives of them.
-    pub(super) async fn run(&mut self, sources: &[Source<'_>]) -> Result<(), CompactError> {
+    /// Reads the sources' runs and writes what survives of them; copies whole parts.
+    pub(super) async fn run(
+        &mut self,
+        sources: &[Source<'_>],
+        whole: &[WholePart],
+    ) -> Result<(), CompactError> {
         let memory_share = self.options.memory_share() as u64;
         let part_bytes = self.options.part_bytes;
         let raw_bytes_max = part_bytes.saturating_mul(PACKED_RATIO_MAX).min(self.options.memory_share());
         let mut packing = Packing::new(part_bytes);
         let mut builder = PartBuilder::default();
-        let mut asked = jobs(sources).peekable();
+        let steps = order(sources, whole);
+        let mut asked = runs(sources, &steps).peekable();
         let (mut loads, mut loading_bytes) = (Ahead::new(), 0u64);
         // Of the log at hand.
         let mut kept: (Option<usize>, Option<Survivors>) = (None, None);
-        for (index, run) in jobs(sources) {
+        for step in &steps {
+            let (index, run) = match *step {
+                Step::Rewrite { source, run } => (source, &sources[source].runs[run]),
+                Step::Copy(part) => {
+                    if !builder.is_empty() {
+                        self.target.put(&mut builder)?;
+                    }
+                    packing.end();
+                    self.target.copy(&whole[part])?;
+                    self.stats.bytes_copied += whole[part].range.end - whole[part].range.start;
+                    continue;
+                }
+            };
             let source = &sources[index];
             while let Some((source, run)) = asked.next_if(|(_, run)| {
                 loads.len() == 0 || loads.len() < READ_AHEAD && loading_bytes + run.len() <= memory_share
@@ -172,5 +256,41 @@ impl Rewrite<'_> {
             self.target.put(&mut builder)?;
         }
         self.target.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewrite(source: usize, run: usize) -> Step {
+        Step::Rewrite { source, run }
+    }
+
+    #[test]
+    fn without_copies_sources_come_one_after_the_other() {
+        let steps = order_of(&[vec![None; 2], vec![], vec![None]], &[]);
+        assert_eq!(steps, [rewrite(0, 0), rewrite(0, 1), rewrite(2, 0)]);
+    }
+
+    #[test]
+    fn a_copy_comes_after_what_is_before_it_in_all_of_its_logs() {
+        let logs = [vec![None, Some(0), None, Some(1)], vec![Some(0), None], vec![None, None], vec![Some(1)]];
+        let expected = [
+            rewrite(0, 0),
+            rewrite(2, 0),
+            rewrite(2, 1),
+            Step::Copy(0),
+            rewrite(0, 2),
+            rewrite(1, 1),
+            Step::Copy(1),
+        ];
+        assert_eq!(order_of(&logs, &[2, 2]), expected);
+    }
+
+    #[test]
+    fn of_parts_before_each_other_one_is_rewritten() {
+        let steps = order_of(&[vec![Some(0), Some(1)], vec![Some(1), Some(0)]], &[2, 2]);
+        assert_eq!(steps, [rewrite(0, 0), Step::Copy(1), rewrite(1, 1)]);
     }
 }

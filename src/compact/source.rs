@@ -13,7 +13,7 @@ use tidelog_upload::{Driver, Runtime, UploadOptions};
 
 use super::ahead::Ahead;
 use crate::error::ReadError;
-use crate::footer::Footer;
+use crate::footer::{Footer, PartEntry};
 use crate::handle::{ChangelogHandle, Extent};
 use crate::part::{Changeset, Compression, Directory, DirectoryEntry, PartError, PartId, Run};
 use crate::piece;
@@ -115,11 +115,51 @@ fn key_of(entry: &DirectoryEntry) -> u32 {
     entry.group.map_or(0, data_key)
 }
 
+/// A part of an object of which everything survives, so that the bucket can copy it.
+#[derive(Clone, Debug)]
+pub(super) struct WholePart {
+    /// Where its bytes are.
+    pub(super) file: String,
+    pub(super) range: Range<u64>,
+    /// The part that its checksums are bound to.
+    pub(super) origin: PartId,
+    pub(super) compression: Compression,
+    pub(super) runs: Vec<Run>,
+}
+
+/// Which parts are worth a copy.
+pub(super) struct Copying<'a> {
+    /// The bucket in which they have to be.
+    pub(super) bucket: &'a str,
+    /// The least length of one, in bytes.
+    pub(super) part_bytes_min: u64,
+    /// The least length of its runs, on average, in bytes: smaller ones are better put together.
+    pub(super) run_bytes_min: u64,
+}
+
+impl Copying<'_> {
+    /// The file and the range of a part's bytes, if it is worth it.
+    fn place(&self, extent: &Extent, part: &PartEntry) -> Option<(String, Range<u64>)> {
+        let runs = part.runs.len() as u64;
+        if part.len < self.part_bytes_min || runs == 0 || part.len / runs < self.run_bytes_min {
+            return None;
+        }
+        let mut places = piece::locate(&extent.pieces, part.offset..part.offset + part.len);
+        let (piece, range) = places.next()?;
+        let alone = places.next().is_none() && *piece.bucket == *self.bucket;
+        alone.then(|| (piece.object.clone(), range))
+    }
+}
+
 /// A log's run in one part of an object.
 #[derive(Clone, Debug)]
 pub(super) struct SourceRun {
     /// Which of the handle's extents.
     extent: usize,
+    /// The part's place in its object.
+    part_index: usize,
+    /// Which of the whole parts it is in, if it is.
+    pub(super) whole_part: Option<usize>,
     part: PartId,
     /// Where the run starts in the object, in bytes.
     offset: u64,
@@ -131,6 +171,11 @@ pub(super) struct SourceRun {
 }
 
 impl SourceRun {
+    /// Whether the handle takes all of it.
+    fn is_whole(&self) -> bool {
+        (self.first, self.end) == (self.run.first, self.run.end)
+    }
+
     /// The length of the run in bytes.
     pub(super) fn len(&self) -> u64 {
         self.run.len
@@ -160,8 +205,13 @@ pub(super) struct Loaded {
     pub(super) bytes: u64,
 }
 
-/// Reads the footers of all objects, each once, and fills in the sources' runs.
-pub(super) async fn find_runs(buckets: &Buckets, sources: &mut [Source<'_>]) -> Result<(), ReadError> {
+/// Reads the footers of all objects, each once, and fills in the sources' runs. Returns the parts that are to be copied.
+pub(super) async fn find_runs(
+    buckets: &Buckets,
+    sources: &mut [Source<'_>],
+    copying: Option<&Copying<'_>>,
+) -> Result<Vec<WholePart>, ReadError> {
+    let mut whole = Vec::new();
     // By object, the extents that name it, as indexes of the source and of the extent.
     let mut objects: Vec<(&Extent, Vec<(usize, usize)>)> = Vec::new();
     let mut by_name: HashMap<(&str, &str), usize> = HashMap::new();
@@ -188,16 +238,38 @@ pub(super) async fn find_runs(buckets: &Buckets, sources: &mut [Source<'_>]) -> 
         }
         let Some(footer) = footers.next().await else { break };
         let footer = footer?;
-        let (_, users) = known.next().expect("a footer for each object");
+        let (extent, users) = known.next().expect("a footer for each object");
         for &(source, index) in users {
             let handle = sources[source].handle;
             found[source][index] = runs_of(&footer, handle, index)?;
+        }
+        let Some(copying) = copying else { continue };
+        let mut taken = vec![0; footer.parts().len()];
+        for &(source, index) in users.iter().filter(|(source, _)| sources[*source].is_whole()) {
+            for run in found[source][index].iter().filter(|run| run.is_whole()) {
+                taken[run.part_index] += 1;
+            }
+        }
+        let mut numbers = vec![None; taken.len()];
+        for (index, (part, taken)) in footer.parts().iter().zip(taken).enumerate() {
+            if taken == part.runs.len()
+                && let Some((file, range)) = copying.place(extent, part)
+            {
+                numbers[index] = Some(whole.len());
+                let (origin, runs) = (footer.part_id(index as u32), part.runs.clone());
+                whole.push(WholePart { file, range, origin, compression: part.compression, runs });
+            }
+        }
+        for &(source, index) in users {
+            for run in &mut found[source][index] {
+                run.whole_part = numbers[run.part_index];
+            }
         }
     }
     for (source, found) in sources.iter_mut().zip(found) {
         source.runs = found.into_iter().flatten().collect();
     }
-    Ok(())
+    Ok(whole)
 }
 
 async fn read_footer(buckets: &Buckets, extent: &Extent) -> Result<Footer, ReadError> {
@@ -233,6 +305,8 @@ fn runs_of(
         let end = run.end.min(extent.end);
         runs.push(SourceRun {
             extent: extent_index,
+            part_index: index,
+            whole_part: None,
             part: footer.part_id(index as u32),
             offset: part.offset + run.offset,
             compression: part.compression,

@@ -9,16 +9,17 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tidelog_upload::{Driver, ObjectUpload, Pending, Resolver, StoreError, channel};
+use tidelog_upload::bucket::BucketIndex;
+use tidelog_upload::{Composition, Driver, ObjectUpload, Pending, Resolver, StoreError, block_on, channel};
 
 use super::CompactError;
 use super::builder::{Built, PartBuilder};
-use super::source::Source;
+use super::source::{Source, WholePart};
 use crate::device::lock;
 use crate::footer::Footer;
 use crate::handle::{ChangelogHandle, Extent};
 use crate::options::Options;
-use crate::part::PartId;
+use crate::part::{PartId, Run};
 use crate::piece::{self, Piece};
 use crate::types::{LogId, SequenceNumber};
 use crate::uploader::{OBJECT_OPEN_MAX, object_bytes_max, object_name};
@@ -32,6 +33,8 @@ pub(super) struct Target<'a> {
     bucket: Arc<str>,
     options: &'a Options,
     token: &'a mut dyn FnMut() -> u64,
+    /// Whether parts are copied, so that objects are composed.
+    composes: bool,
     out: Arc<Out>,
     open: Option<Open>,
     written: Vec<Written>,
@@ -44,10 +47,18 @@ pub(super) struct Target<'a> {
 /// An object that gets parts.
 struct Open {
     name: String,
-    upload: ObjectUpload,
+    upload: Upload,
     footer: Footer,
     opened_at: Instant,
     logs: BTreeMap<LogId, Range<SequenceNumber>>,
+}
+
+/// How the bytes get into the bucket.
+enum Upload {
+    /// All are sent.
+    Sent(ObjectUpload),
+    /// Some are copied.
+    Composed(Composition),
 }
 
 /// A proven object.
@@ -85,12 +96,14 @@ impl<'a> Target<'a> {
         driver: &'a Driver,
         options: &'a Options,
         token: &'a mut dyn FnMut() -> u64,
+        composes: bool,
     ) -> Target<'a> {
         Target {
             driver,
             bucket: driver.stores()[0].url().into(),
             options,
             token,
+            composes,
             out: Arc::default(),
             open: None,
             written: Vec::new(),
@@ -110,27 +123,47 @@ impl<'a> Target<'a> {
         let open = self.open.as_mut().expect("just opened");
         let part = PartId { token: open.footer.token(), index: open.footer.parts().len() as u32 };
         let Built { bytes, runs, compression } = builder.build(part);
-        for run in &runs {
-            let range = open.logs.entry(run.log).or_insert(run.first..run.first);
-            assert!(range.end == run.first, "the numbers of a log follow each other");
-            range.end = run.end;
-        }
+        open.add(&runs);
         open.footer.push(compression, runs);
         self.send(bytes.into())
+    }
+
+    /// Copies a part.
+    pub(super) fn copy(&mut self, part: &WholePart) -> Result<(), CompactError> {
+        if self.open.as_ref().is_some_and(|open| self.is_full(open, part.runs.len())) {
+            self.finish()?;
+        }
+        if self.open.is_none() {
+            self.open();
+        }
+        let open = self.open.as_mut().expect("just opened");
+        open.add(&part.runs);
+        open.footer.push_copy(part.compression, part.runs.clone(), part.origin);
+        let Upload::Composed(composition) = &mut open.upload else {
+            unreachable!("objects are composed where parts are copied")
+        };
+        block_on(composition.copy(&part.file, part.range.clone()))
+            .map_err(|source| CompactError::Upload { object: open.name.clone(), source })
     }
 
     fn is_full(&self, open: &Open, runs: usize) -> bool {
         open.opened_at.elapsed() >= OBJECT_OPEN_MAX
             || !open.footer.fits(runs)
             || open.footer.parts_len() >= object_bytes_max(self.driver)
+            || matches!(&open.upload, Upload::Composed(composition) if composition.is_full())
     }
 
     fn open(&mut self) {
         let token = (self.token)();
         let name = object_name(self.options, self.begun.len() as u64, token);
         self.begun.push(name.clone());
+        let upload = if self.composes {
+            Upload::Composed(self.driver.compose(BucketIndex(0), &name))
+        } else {
+            Upload::Sent(self.driver.upload(&name, None))
+        };
         self.open = Some(Open {
-            upload: self.driver.upload(&name, None),
+            upload,
             name,
             footer: Footer::new(token),
             opened_at: Instant::now(),
@@ -143,6 +176,13 @@ impl<'a> Target<'a> {
         let slice_bytes = (budget / PUTS_PER_BUDGET).max(1) as usize;
         let patience = self.driver.options().object_timeout;
         let open = self.open.as_mut().expect("a part belongs to an object");
+        let upload = match &mut open.upload {
+            Upload::Sent(upload) => upload,
+            Upload::Composed(composition) => {
+                return block_on(composition.put(part))
+                    .map_err(|source| CompactError::Upload { object: open.name.clone(), source });
+            }
+        };
         while !part.is_empty() {
             let slice = part.split_to(slice_bytes.min(part.len()));
             let bytes = slice.len() as u64;
@@ -151,7 +191,7 @@ impl<'a> Target<'a> {
                 Refused::Stalled => CompactError::Stalled { object: open.name.clone(), waited: patience },
             })?;
             let out = Arc::clone(&self.out);
-            open.upload.put(vec![slice], move |outcome| out.let_go(bytes, outcome));
+            upload.put(vec![slice], move |outcome| out.let_go(bytes, outcome));
         }
         Ok(())
     }
@@ -161,27 +201,15 @@ impl<'a> Target<'a> {
         let Some(Open { name, upload, footer, logs, .. }) = self.open.take() else { return Ok(()) };
         let tail = Bytes::from(footer.encode());
         let range = footer.parts_len()..footer.parts_len() + tail.len() as u64;
-        let (done, placement) = channel();
-        let (settled, leftovers) = channel();
-        let resolve = |resolver: Resolver<_>| move |outcome| resolver.resolve(outcome);
-        upload.finish(vec![tail], resolve(done), move |left| settled.resolve(left));
-        let placement = wait(placement)?;
-        if wait(leftovers)? {
+        let (pieces, total, leftovers) = match upload {
+            Upload::Sent(upload) => self.finish_sent(&name, upload, tail)?,
+            Upload::Composed(composition) => self.finish_composed(&name, composition, tail)?,
+        };
+        if leftovers {
             self.untidy.push(name.clone());
         }
-        let placement = placement.map_err(|source| CompactError::Upload { object: name.clone(), source })?;
-        let pieces: Vec<Piece> = placement
-            .pieces
-            .into_iter()
-            .map(|piece| Piece {
-                bucket: Arc::clone(&self.bucket),
-                object: piece.name,
-                offset: piece.offset,
-                bytes: piece.bytes,
-            })
-            .collect();
         let what = match piece::check(&pieces) {
-            Ok(bytes) if bytes == range.end && placement.bytes == bytes => None,
+            Ok(bytes) if bytes == range.end && total == bytes => None,
             Ok(bytes) => Some(format!("it has {bytes} bytes instead of {}", range.end)),
             Err(what) => Some(format!("its {what} is out of bounds")),
         };
@@ -198,6 +226,49 @@ impl<'a> Target<'a> {
             logs,
         });
         Ok(())
+    }
+
+    fn finish_sent(
+        &self,
+        name: &str,
+        upload: ObjectUpload,
+        tail: Bytes,
+    ) -> Result<(Vec<Piece>, u64, bool), CompactError> {
+        let (done, placement) = channel();
+        let (settled, leftovers) = channel();
+        let resolve = |resolver: Resolver<_>| move |outcome| resolver.resolve(outcome);
+        upload.finish(vec![tail], resolve(done), move |left| settled.resolve(left));
+        let placement = wait(placement)?;
+        let leftovers = wait(leftovers)?;
+        let placement =
+            placement.map_err(|source| CompactError::Upload { object: name.to_owned(), source })?;
+        let piece = |piece: tidelog_upload::multipart::Piece| Piece {
+            bucket: Arc::clone(&self.bucket),
+            object: piece.name,
+            offset: piece.offset,
+            bytes: piece.bytes,
+        };
+        Ok((placement.pieces.into_iter().map(piece).collect(), placement.bytes, leftovers))
+    }
+
+    fn finish_composed(
+        &self,
+        name: &str,
+        mut composition: Composition,
+        tail: Bytes,
+    ) -> Result<(Vec<Piece>, u64, bool), CompactError> {
+        let composed = block_on(async {
+            if let Err(error) = composition.put(tail).await {
+                // The first error counts; a sweep of its name follows.
+                let _ = composition.abort().await;
+                return Err(error);
+            }
+            composition.finish().await
+        });
+        let composed = composed.map_err(|source| CompactError::Upload { object: name.to_owned(), source })?;
+        let bucket = Arc::clone(&self.bucket);
+        let piece = Piece { bucket, object: name.to_owned(), offset: 0, bytes: composed.bytes };
+        Ok((vec![piece], composed.bytes, composed.leftovers))
     }
 
     /// The new handles, of what was written, each with the place of the old one.
@@ -228,13 +299,29 @@ impl<'a> Target<'a> {
     /// Removes all that was written, and names what may be left.
     pub(super) fn give_up(mut self) -> Vec<String> {
         if let Some(open) = self.open.take() {
-            let (settled, leftovers) = channel();
-            open.upload.abort(move |left| settled.resolve(left));
-            // Whatever it says: a look at the bucket follows.
-            let _ = wait(leftovers);
+            // Whatever that says: a look at the bucket follows.
+            match open.upload {
+                Upload::Sent(upload) => {
+                    let (settled, leftovers) = channel();
+                    upload.abort(move |left| settled.resolve(left));
+                    let _ = wait(leftovers);
+                }
+                Upload::Composed(composition) => drop(block_on(composition.abort())),
+            }
         }
         self.begun.retain(|name| !sweep(self.driver, name, &[]));
         self.begun
+    }
+}
+
+impl Open {
+    /// Notes what runs hold that are added.
+    fn add(&mut self, runs: &[Run]) {
+        for run in runs {
+            let range = self.logs.entry(run.log).or_insert(run.first..run.first);
+            assert!(range.end == run.first, "the numbers of a log follow each other");
+            range.end = run.end;
+        }
     }
 }
 
