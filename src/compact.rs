@@ -18,6 +18,7 @@ mod rewrite;
 mod source;
 mod target;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ use tidelog_upload::{Driver, Runtime, Store, block_on};
 use crate::handle::ChangelogHandle;
 use crate::options::Options;
 use crate::reader::Change;
-use crate::types::KeyGroupRange;
+use crate::types::{KeyGroupRange, LogId};
 use crate::uploader::object_bytes_max;
 pub use outcome::{ChangeKey, CompactError, Compacted, CompactionPlan, CompactionStats};
 use rewrite::Rewrite;
@@ -194,17 +195,18 @@ impl Compactor {
         handles: &[ChangelogHandle],
         key_groups: KeyGroupRange,
     ) -> Result<CompactionPlan, CompactError> {
-        let mut sources = self.sources(handles, key_groups)?;
+        let handles = join(handles)?;
+        let mut sources = self.sources(&handles, key_groups)?;
         let driver = self.driver()?;
-        let buckets = Buckets::open(&driver, handles)?;
+        let buckets = Buckets::open(&driver, &handles)?;
         let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
         let mut plan = block_on(rewrite::plan(self.options.part_bytes, &buckets, &sources, &whole))?;
         plan.objects_after = plan.surviving_bytes.div_ceil(object_bytes_max(&driver).max(1));
         Ok(plan)
     }
 
-    /// Rewrites the changes of `handles`, one for each log, that lie in `key_groups`, and blocks until the new objects are
-    /// proven complete. Not for use on an executor's thread.
+    /// Rewrites the changes of `handles` that lie in `key_groups`, and blocks until the new objects are proven complete. Several
+    /// handles of a log, whose numbers follow each other, become one. Not for use on an executor's thread.
     ///
     /// # Errors
     /// Nothing was changed then, and all that was written is removed again; where that fails too, the error
@@ -214,9 +216,10 @@ impl Compactor {
         handles: &[ChangelogHandle],
         key_groups: KeyGroupRange,
     ) -> Result<Compacted, CompactError> {
-        let mut sources = self.sources(handles, key_groups)?;
+        let handles = join(handles)?;
+        let mut sources = self.sources(&handles, key_groups)?;
         let driver = self.driver()?;
-        let buckets = Buckets::open(&driver, handles)?;
+        let buckets = Buckets::open(&driver, &handles)?;
         let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
         let (random, tokens) = (&self.random, &mut self.tokens);
         let mut token = || {
@@ -257,7 +260,7 @@ impl Compactor {
         Ok(Compacted { handles, stats, leftovers })
     }
 
-    /// Checks everything that can be checked before a request, and puts the logs in order.
+    /// Checks the options, and gives the wanted logs in order.
     fn sources<'a>(
         &self,
         handles: &'a [ChangelogHandle],
@@ -273,10 +276,7 @@ impl Compactor {
             })
             .collect();
         sources.sort_by_key(|source| source.handle.log());
-        match sources.windows(2).find(|pair| pair[0].handle.log() == pair[1].handle.log()) {
-            Some(pair) => Err(CompactError::SameLog { log: pair[0].handle.log() }),
-            None => Ok(sources),
-        }
+        Ok(sources)
     }
 
     /// What is copied by the bucket, if it can: parts of which all survives. Where only last values do, that is not known.
@@ -293,4 +293,31 @@ impl Compactor {
         let runtime = Runtime::Own { threads: THREADS };
         Ok(Arc::new(Driver::start(vec![Arc::clone(&self.store)], runtime, self.options.upload_options())?))
     }
+}
+
+/// One handle for each log, in the order in which the logs are first there.
+fn join(handles: &[ChangelogHandle]) -> Result<Vec<ChangelogHandle>, CompactError> {
+    let mut logs: BTreeMap<LogId, (usize, Vec<&ChangelogHandle>)> = BTreeMap::new();
+    for (place, handle) in handles.iter().enumerate() {
+        logs.entry(handle.log()).or_insert((place, Vec::new())).1.push(handle);
+    }
+    let mut joined = Vec::with_capacity(logs.len());
+    for (log, (place, mut parts)) in logs {
+        parts.sort_by_key(|part| (part.from(), part.to()));
+        for pair in parts.windows(2) {
+            let (to, from) = (pair[0].to(), pair[1].from());
+            if to != from {
+                return Err(CompactError::Apart { log, to, from });
+            }
+            if pair[0].key_groups() != pair[1].key_groups() {
+                return Err(CompactError::KeyGroups { log });
+            }
+        }
+        let (first, last) = (parts[0], parts[parts.len() - 1]);
+        let extents = parts.iter().flat_map(|part| part.extents()).cloned().collect();
+        let (name, key_groups) = (first.name(), first.key_groups());
+        joined.push((place, ChangelogHandle::new(log, name, key_groups, first.from(), last.to(), extents)?));
+    }
+    joined.sort_by_key(|(place, _)| *place);
+    Ok(joined.into_iter().map(|(_, handle)| handle).collect())
 }

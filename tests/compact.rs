@@ -230,7 +230,7 @@ fn handles_without_changes_or_wanted_groups() {
     assert_eq!((nothing.stats.objects, nothing.handles.len()), (0, 1));
     assert!(compactor.compact(&[], ALL).unwrap().handles.is_empty());
     let twice = compactor.compact(&[old[0].clone(), old[0].clone()], ALL);
-    assert!(matches!(twice, Err(CompactError::SameLog { log }) if log == old[0].log()));
+    assert!(matches!(twice, Err(CompactError::Apart { log, .. }) if log == old[0].log()));
     let bad = Compactor::open(&bucket).unwrap().prefix("../x").compact(&old, ALL);
     assert!(matches!(bad, Err(CompactError::Option(_))));
 }
@@ -256,6 +256,44 @@ fn small_logs_are_not_divided() {
     let stats = compactor.compact(&handles, ALL).unwrap().stats;
     // Two of about 6.5 KB go into a part of 16 KiB.
     assert_eq!((plan.runs, plan.runs_after, stats.runs, stats.parts), (56, 7, 7, 4));
+}
+
+/// A handle for each checkpoint's changes alone: together they are the log.
+#[test]
+fn handles_of_a_log_that_follow_each_other_become_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let bucket = file_bucket(dir.path());
+    let changelog = Changelog::open(options(dir.path(), &bucket)).unwrap();
+    let mut writers = ["a", "b"].map(|name| changelog.create_writer(name, ALL).unwrap());
+    let mut handles = Vec::new();
+    for checkpoint in 0..10u8 {
+        for writer in &mut writers {
+            let from = writer.next_sequence_number();
+            for group in 0..checkpoint.into() {
+                writer.append(KeyGroup(group), &[checkpoint; 10]).unwrap();
+            }
+            handles.push(writer.persist_durably(from).wait().unwrap());
+        }
+    }
+    let mut compactor = compactor(&bucket);
+    // The first two are empty.
+    handles.swap(2, 17);
+    let made = compactor.compact(&handles, ALL).unwrap().handles;
+    let ranges: Vec<_> = made.iter().map(|handle| (handle.name(), handle.from().0, handle.to().0)).collect();
+    assert_eq!(ranges, [("a", 0, 45), ("b", 0, 45)]);
+    let mut in_order = handles.clone();
+    in_order.sort_by_key(|handle| (handle.log(), handle.from()));
+    assert_eq!(read(&made, ALL), read(&in_order, ALL));
+
+    let gap = handles.iter().filter(|handle| handle.from().0 != 3).cloned().collect::<Vec<_>>();
+    let error = compactor.compact(&gap, ALL).unwrap_err();
+    let (to, from) = (SequenceNumber(3), SequenceNumber(6));
+    assert!(matches!(error, CompactError::Apart { to: a, from: b, .. } if (a, b) == (to, from)), "{error}");
+    let last = handles.last().unwrap();
+    let (log, end) = (last.log(), last.to());
+    let other = ChangelogHandle::new(log, "b", groups(0..2), end, end, Vec::new()).unwrap();
+    let error = compactor.compact(&[&handles[..], &[other]].concat(), ALL).unwrap_err();
+    assert!(matches!(error, CompactError::KeyGroups { .. }), "{error}");
 }
 
 fn key_of(change: &Change) -> ChangeKey {

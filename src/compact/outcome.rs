@@ -24,7 +24,8 @@ pub enum ChangeKey {
 /// What a compaction made.
 #[derive(Clone, Debug)]
 pub struct Compacted {
-    /// The new handles, in the order of the old ones. Handles without a wanted key group are left out.
+    /// The new handles, one for each log, in the order in which the logs were given. Logs without a wanted key group are left
+    /// out.
     pub handles: Vec<ChangelogHandle>,
     /// What was done.
     pub stats: CompactionStats,
@@ -98,9 +99,22 @@ pub enum CompactError {
     /// The threads for requests could not be started.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Two handles of one log: which of them counts is not known here.
-    #[error("two handles of log {log} were given: give one handle for each log")]
-    SameLog {
+    /// Handles of one log have a gap between them, or overlap: which of them counts is not known here.
+    #[error(
+        "the handles of log {log} do not follow each other: one ends at {to}, the next begins at {from}; give handles \
+         without a gap that do not overlap"
+    )]
+    Apart {
+        /// The log.
+        log: LogId,
+        /// Where one ends.
+        to: SequenceNumber,
+        /// Where the next one begins.
+        from: SequenceNumber,
+    },
+    /// Handles of one log have other key groups.
+    #[error("the handles of log {log} have different key groups: compact them one by one")]
+    KeyGroups {
         /// The log.
         log: LogId,
     },
@@ -148,7 +162,7 @@ pub enum CompactError {
         /// The length of the value.
         value_bytes: usize,
     },
-    /// The new objects cannot be described.
+    /// A handle of all of a log's changes would break a handle's limits.
     #[error(transparent)]
     Handle(#[from] HandleError),
     /// The requests were cut off.
