@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod compact;
 mod demo;
 mod doctor;
 mod handles;
@@ -55,6 +56,7 @@ enum Command {
     Read(read::ReadArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
+    Compact(compact::CompactArgs),
     Sweep(sweep::SweepArgs),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
@@ -121,6 +123,7 @@ fn main() -> ExitCode {
         Command::Read(args) => read::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Compact(args) => compact::run(args),
         Command::Sweep(args) => sweep::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),

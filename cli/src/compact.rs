@@ -1,0 +1,131 @@
+//! `tidelog compact`: what handles name, in few large objects, and new handles for it.
+//!
+//! The work is the library's ([`tidelog::Compactor`]); here handles go in, and new ones come out.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use tidelog::{CompactError, CompactionPlan, CompactionStats, Compactor, KeyGroupRange};
+
+use crate::patience::Patience;
+use crate::places::check_bucket;
+use crate::{Failure, handles, parse_bytes, parse_key_groups, show};
+
+/// Rewrites what handles name into few large objects, and prints new handles, one for each log, a line as JSON.
+///
+/// The new handles stand for the same records in the same order, of the wanted key groups. Put them in the place of the old
+/// ones, and keep them wherever live handles are kept: a sweep with --live-handles takes objects that none of these names for
+/// stray. The old handles and their objects stay as they were.
+#[derive(clap::Args, Debug)]
+pub struct CompactArgs {
+    /// Where the new objects go.
+    #[arg(value_name = "BUCKET_URL")]
+    bucket: String,
+    /// Files of handles, one a line as JSON, or one as bytes; - for standard input. Handles of one log have to follow each
+    /// other.
+    #[arg(required = true, value_name = "HANDLES")]
+    handles: Vec<PathBuf>,
+    /// The group: the last folder of the names of the new objects.
+    #[arg(long, default_value = "tidelog")]
+    group: String,
+    /// What the names begin with before the group.
+    #[arg(long, value_name = "PREFIX", default_value = "")]
+    name_prefix: String,
+    /// Only these key groups.
+    #[arg(long, value_name = "FIRST-LAST", value_parser = parse_key_groups)]
+    key_groups: Option<KeyGroupRange>,
+    /// About how large a part of the new objects is, in bytes (K, M, G).
+    #[arg(long, value_name = "BYTES", default_value = "8M", value_parser = parse_bytes)]
+    part_bytes: u64,
+    /// How much memory may be used, in bytes (K, M, G).
+    #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = parse_bytes)]
+    memory_bytes: u64,
+    /// Says what would be gained, and writes nothing.
+    #[arg(long)]
+    plan: bool,
+}
+
+pub fn run(args: CompactArgs) -> Result<(), Failure> {
+    check_bucket(&args.bucket).map_err(Failure::new)?;
+    let mut old = Vec::new();
+    for path in &args.handles {
+        old.extend(handles::read(path).map_err(Failure::new)?);
+    }
+    for (bucket, _) in old.iter().flat_map(|handle| handle.objects()) {
+        check_bucket(bucket).map_err(Failure::new)?;
+    }
+    let key_groups = args.key_groups.unwrap_or(KeyGroupRange::ALL);
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut compactor = Compactor::open(&args.bucket)?
+        .group(&args.group)
+        .prefix(&args.name_prefix)
+        .part_bytes(bytes(args.part_bytes))
+        .memory_bytes(bytes(args.memory_bytes));
+    if args.plan {
+        let plan = compactor.plan(&old, key_groups)?;
+        io::stdout().lock().write_all(plan_text(&plan).as_bytes())?;
+        return Ok(());
+    }
+    let patience = Patience::new(format!("still writing to {}", args.bucket));
+    let made = compactor.compact(&old, key_groups)?;
+    drop(patience);
+    let mut out = io::stdout().lock();
+    for handle in &made.handles {
+        writeln!(out, "{}", handle.to_json())?;
+    }
+    out.flush()?;
+    eprintln!("tidelog: {}", stats_text(&made.stats));
+    if !made.leftovers.is_empty() {
+        eprintln!(
+            "tidelog: beside {} something may be left that could not be removed: sweep {}",
+            made.leftovers.join(", "),
+            args.bucket
+        );
+    }
+    Ok(())
+}
+
+impl From<CompactError> for Failure {
+    fn from(error: CompactError) -> Failure {
+        match error {
+            CompactError::Option(_) | CompactError::Apart { .. } | CompactError::KeyGroups { .. } => {
+                Failure::Usage(error.to_string())
+            }
+            CompactError::Store(error) => error.into(),
+            error => Failure::new(error),
+        }
+    }
+}
+
+fn plan_text(plan: &CompactionPlan) -> String {
+    let advice = if plan.is_worthwhile() { "worthwhile" } else { "not worthwhile" };
+    format!(
+        "now: {} of {}; a restore of all makes {}\nthen: {} of about {}; a restore of all makes {}\n{advice}\n",
+        show::counted(plan.objects, "object"),
+        show::bytes(plan.object_bytes),
+        requests(plan.objects, plan.runs),
+        show::counted(plan.objects_after, "object"),
+        show::bytes(plan.surviving_bytes),
+        requests(plan.objects_after, plan.runs_after),
+    )
+}
+
+/// A footer for each object, a directory and a range for each run.
+fn requests(objects: u64, runs: u64) -> String {
+    format!("about {}", show::counted(objects + 2 * runs, "request"))
+}
+
+fn stats_text(stats: &CompactionStats) -> String {
+    let copied = match stats.bytes_copied {
+        0 => String::new(),
+        bytes => format!(", {} of them copied by the bucket", show::bytes(bytes)),
+    };
+    format!(
+        "{} in {}, {}{copied}; {} read by {}",
+        show::counted(stats.runs, "run"),
+        show::counted(stats.objects, "object"),
+        show::bytes(stats.bytes_written),
+        show::bytes(stats.bytes_read),
+        show::counted(stats.requests, "request"),
+    )
+}
