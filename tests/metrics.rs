@@ -330,37 +330,7 @@ fn the_dashboard_asks_for_metrics_that_exist() {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let (query, legend) =
                 (target["expr"].as_str().unwrap(), target["legendFormat"].as_str().unwrap());
-            let mut labels = BTreeSet::from(["instance", "job"]);
-            let mut found = 0;
-            for (start, _) in query.match_indices("tidelog_") {
-                let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-                let end = query[start..].find(|c| !word(c)).map_or(query.len(), |length| start + length);
-                let (name, is_bucket) = match query[start..end].strip_suffix("_bucket") {
-                    Some(name) => (name, true),
-                    None => (&query[start..end], false),
-                };
-                let metric = all().find(|metric| metric.name == name);
-                let metric = metric.unwrap_or_else(|| panic!("no metric has the name {name}: {query}"));
-                assert_eq!(metric.kind == MetricKind::Histogram, is_bucket, "{query}");
-                // That one is told at open: it does not grow, and its value says it all.
-                let is_level = metric.kind == MetricKind::Gauge || name == NOT_SIMULATED;
-                assert_eq!(!is_level, query.contains("rate("), "{query}");
-                labels.extend(metric.labels);
-                labels.extend(is_bucket.then_some("le"));
-                asked.insert(metric.name);
-                found += 1;
-            }
-            assert!(found > 0, "a query without a metric: {query}");
-            let grouped = query.split("by (").skip(1).filter_map(|rest| rest.split_once(')'));
-            let matched = query.split('{').skip(1).filter_map(|rest| rest.split_once('}'));
-            let shown = legend.split("{{").skip(1).filter_map(|rest| rest.split_once("}}"));
-            let wanted = grouped
-                .flat_map(|(labels, _)| labels.split(','))
-                .chain(matched.flat_map(|(matchers, _)| matchers.split(',')))
-                .chain(shown.map(|(label, _)| label));
-            for label in wanted.map(|label| label.split(['=', '!']).next().unwrap_or_default().trim()) {
-                assert!(labels.contains(label), "{query} / {legend}: no label {label}");
-            }
+            asked.extend(check_query(query, legend));
         }
     }
     for needed in [
@@ -381,5 +351,64 @@ fn the_dashboard_asks_for_metrics_that_exist() {
         "tidelog_quota_alarm",
     ] {
         assert!(asked.contains(needed), "the dashboard does not show {needed}");
+    }
+}
+
+/// The metrics that a query asks for.
+fn check_query(query: &str, legend: &str) -> BTreeSet<&'static str> {
+    let mut asked = BTreeSet::new();
+    let mut labels = BTreeSet::from(["instance", "job"]);
+    for (start, _) in query.match_indices("tidelog_") {
+        let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let end = query[start..].find(|c| !word(c)).map_or(query.len(), |length| start + length);
+        let (name, is_bucket) = match query[start..end].strip_suffix("_bucket") {
+            Some(name) => (name, true),
+            None => (&query[start..end], false),
+        };
+        let metric = all().find(|metric| metric.name == name);
+        let metric = metric.unwrap_or_else(|| panic!("no metric has the name {name}: {query}"));
+        assert_eq!(metric.kind == MetricKind::Histogram, is_bucket, "{query}");
+        // Those say it all by their value: one is told at open and does not grow, of the other one is too many.
+        let is_level =
+            metric.kind == MetricKind::Gauge || [NOT_SIMULATED, "tidelog_logs_lost_total"].contains(&name);
+        let grows = query.contains("rate(") || query.contains("increase(");
+        assert!(!(metric.kind == MetricKind::Gauge && grows) && (is_level || grows), "{query}");
+        labels.extend(metric.labels);
+        labels.extend(is_bucket.then_some("le"));
+        asked.insert(metric.name);
+    }
+    assert!(!asked.is_empty(), "a query without a metric: {query}");
+    let grouped = query.split("by (").skip(1).filter_map(|rest| rest.split_once(')'));
+    let matched = query.split('{').skip(1).filter_map(|rest| rest.split_once('}'));
+    let shown = legend.split("{{").skip(1).filter_map(|rest| rest.split_once("}}"));
+    let wanted = grouped
+        .flat_map(|(labels, _)| labels.split(','))
+        .chain(matched.flat_map(|(matchers, _)| matchers.split(',')))
+        .chain(shown.map(|(label, _)| label));
+    for label in wanted.map(|label| label.split(['=', '!']).next().unwrap_or_default().trim()) {
+        assert!(labels.contains(label), "{query} / {legend}: no label {label}");
+    }
+    asked
+}
+
+/// Every alarm of the page for operators asks for metrics that exist; so does what it says of them.
+#[test]
+fn the_alarms_ask_for_metrics_that_exist() {
+    let text = fs::read_to_string(root().join("docs/operations.md")).unwrap();
+    let (_, alarms) = text.split_once("\n## What to watch\n").unwrap();
+    let alarms = alarms.split("\n## ").next().unwrap();
+    let queries: Vec<&str> = alarms
+        .split("```promql\n")
+        .skip(1)
+        .map(|rest| rest.split_once("```").expect("it ends").0.trim())
+        .collect();
+    assert!(queries.len() >= 10, "{} alarms: they are not where they were", queries.len());
+    for query in queries {
+        check_query(query, "");
+    }
+    for word in text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
+        let name = word.strip_suffix("_bucket").unwrap_or(word);
+        let known = || all().any(|metric| metric.name == name);
+        assert!(!word.starts_with("tidelog_") || known(), "docs/operations.md speaks of {word}");
     }
 }
