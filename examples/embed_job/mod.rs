@@ -18,8 +18,8 @@ pub const BARRIER_EVERY: u64 = 10_000;
 /// How many key groups the keys are spread over. It stays the same for as long as the job lives.
 const KEY_GROUPS: u16 = 128;
 
-/// How many keys there are.
-const KEYS: u64 = 1_000;
+/// How many keys there are: so many that most of them do not change between two checkpoints.
+const KEYS: u64 = 50_000;
 
 /// The key groups of one of `instances` operator instances.
 pub fn key_groups(instance: u16, instances: u16) -> KeyGroupRange {
