@@ -15,8 +15,8 @@ use std::thread;
 use std::time::Duration;
 
 use tidelog::{
-    Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, KeyGroup, KeyGroupRange, Options,
-    PersistFuture, SequenceNumber, WriterControl,
+    Changelog, ChangelogHandle, ChangelogWriter, KeyGroup, KeyGroupRange, Options, PersistFuture,
+    SequenceNumber, WriterControl,
 };
 
 use embed_job::{BARRIER_EVERY, Result, State, apply, change, expected, key_group, key_groups, record};
@@ -164,13 +164,17 @@ fn coordinate(
     Ok(())
 }
 
+fn open(dir: &Path, local: &str) -> Result<Changelog> {
+    let bucket = format!("file://{}", dir.join("bucket").display());
+    // Small, for an example: a directory for production has gigabytes.
+    let options = Options::new(bucket, dir.join(local)).segment_bytes(1 << 20).local_bytes(16 << 20);
+    Ok(Changelog::open(options)?)
+}
+
 /// Runs the job until a position, from the last checkpoint on. Gives the states as they were restored and at the end, and
 /// the changelog.
 fn run_job(dir: &Path, until: u64) -> Result<(Vec<State>, Vec<State>, Changelog)> {
-    let bucket = format!("file://{}", dir.join("bucket").display());
-    // Small, for an example: a directory for production has gigabytes.
-    let options = Options::new(bucket, dir.join("local")).segment_bytes(1 << 20).local_bytes(16 << 20);
-    let changelog = Changelog::open(options)?;
+    let changelog = open(dir, "local")?;
     for log in changelog.recovered() {
         println!("left by an earlier run: {}, changes {} to {}", log.name(), log.start(), log.end());
     }
@@ -181,7 +185,7 @@ fn run_job(dir: &Path, until: u64) -> Result<(Vec<State>, Vec<State>, Changelog)
     for number in 0..INSTANCES {
         let key_groups = key_groups(number, INSTANCES);
         let base = checkpoint.instances.get(usize::from(number)).cloned().unwrap_or_default();
-        let state = restore(&base, key_groups)?;
+        let state = restore(&changelog, &base, key_groups)?;
         restored.push(state.clone());
         let writer = changelog.create_writer(format!("sums-{number}"), key_groups)?;
         instances.push(Instance {
@@ -212,12 +216,13 @@ fn run_job(dir: &Path, until: u64) -> Result<(Vec<State>, Vec<State>, Changelog)
 }
 
 /// The state that a checkpoint stores of an instance.
-fn restore(stored: &InstanceCheckpoint, key_groups: KeyGroupRange) -> Result<State> {
+fn restore(changelog: &Changelog, stored: &InstanceCheckpoint, key_groups: KeyGroupRange) -> Result<State> {
     let mut state = match &stored.snapshot {
         Some(snapshot) => read_snapshot(snapshot)?,
         None => State::new(),
     };
-    for change in ChangelogReader::open(&stored.handles, key_groups)? {
+    // Local blocks first, where this directory still holds them; the rest from the bucket.
+    for change in changelog.restore(&stored.handles)?.reader(key_groups)? {
         apply(&mut state, &change?)?;
     }
     Ok(state)
@@ -291,20 +296,21 @@ pub fn run(dir: &Path) -> Result<()> {
             assert_eq!(*state, expected(key_groups, until), "as if nothing had happened");
         }
         println!("went on from {position} to {until}");
+        position = until / BARRIER_EVERY * BARRIER_EVERY;
         if run < 3 {
             // The crash: nothing is closed.
             drop(changelog);
         } else {
             changelog.close(Duration::from_secs(30))?;
         }
-        position = until / BARRIER_EVERY * BARRIER_EVERY;
     }
-    // What was truncated is gone, what the last checkpoint needs is not.
+    // What was truncated is gone. What the last checkpoint needs is in the bucket: a new directory has none of it.
     let stored = load(dir)?;
     assert_eq!(stored.position, position);
+    let changelog = open(dir, "elsewhere")?;
     for (number, instance) in (0..).zip(&stored.instances) {
         let key_groups = key_groups(number, INSTANCES);
-        assert_eq!(restore(instance, key_groups)?, expected(key_groups, position));
+        assert_eq!(restore(&changelog, instance, key_groups)?, expected(key_groups, position));
     }
     Ok(())
 }
