@@ -407,7 +407,7 @@ impl Trial {
             }
         }
         assert!(!needed.is_empty());
-        let plan = Plan { what: "tidy".to_owned(), ..self.plan(1) };
+        let plan = Plan { what: "open".to_owned(), ..self.plan(1) };
         let life = Life::start(&plan);
         self.wait_for_objects(&needed);
         life.end();

@@ -13,10 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use tidelog::{Changelog, Options};
+use tidelog::{Changelog, Options, RecoveredLog};
 use tidelog_testing::{ACCESS_KEY, SECRET_KEY};
 
-use crate::job::checkpoint::Folder;
 use crate::job::{self, Config, Failure};
 use crate::{BUCKETS, NAME};
 
@@ -26,8 +25,7 @@ pub const PLAN: &str = "TIDELOG_NEXMARK_PLAN";
 /// What the process is to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// `run` the job, `tidy`: remove what the newest checkpoint does not need, or `discard` everything. The last two go
-    /// on until the input ends.
+    /// `run` the job; or only `open` what it left, or `discard` that, until the input ends.
     pub what: String,
     pub endpoint: String,
     pub local: PathBuf,
@@ -216,7 +214,7 @@ pub fn run(plan: &str) -> ! {
     println!();
     let result = match plan.what.as_str() {
         "run" => run_job(&plan),
-        what => tidy(&plan, what == "discard"),
+        what => open_only(&plan, what == "discard"),
     };
     if let Err(error) = &result {
         eprintln!("the process failed: {error}");
@@ -250,19 +248,17 @@ fn run_job(plan: &Plan) -> Result<(), Failure> {
     })
 }
 
-/// Discards the logs that the newest checkpoint does not need, or all of them, and waits until the input ends.
-fn tidy(plan: &Plan, all: bool) -> Result<(), Failure> {
-    let newest = Folder::open(&plan.checkpoints)?.newest()?.unwrap_or_default();
+/// Opens what the job has left, discards all of it if so told, and waits until the input ends: meanwhile the library
+/// removes from the buckets what nobody needs.
+fn open_only(plan: &Plan, discard: bool) -> Result<(), Failure> {
     let changelog = Changelog::open(plan.options())?;
-    for log in changelog.recovered() {
-        if all || newest.needs(log.log()).is_none() {
-            log.discard();
-        }
+    if discard {
+        changelog.recovered().iter().for_each(RecoveredLog::discard);
     }
     let mut input = String::new();
     std::io::stdin().read_line(&mut input)?;
     changelog.close(Duration::from_secs(60))?;
-    if all {
+    if discard {
         let left = Changelog::open(plan.options())?.recovered().len();
         assert_eq!(left, 0, "logs are left that were discarded");
     }
