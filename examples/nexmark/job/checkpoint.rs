@@ -115,8 +115,8 @@ impl Folder {
     }
 
     /// The bytes of a snapshot.
-    pub fn read(&self, name: &str) -> io::Result<Vec<u8>> {
-        fs::read(self.0.join(name))
+    pub fn read(&self, name: &str) -> Result<Vec<u8>, Failure> {
+        fs::read(self.0.join(name)).map_err(|error| format!("snapshot {name}: {error}").into())
     }
 
     /// Removes what `checkpoint` does not name: snapshots that were replaced, or never became part of a checkpoint.
