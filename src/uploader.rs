@@ -251,7 +251,8 @@ impl Uploader {
             holding.ledger.read(|state| state.uploads().keys().cloned().collect::<Vec<String>>())
         };
         Uploader {
-            sweeps: holdings.flat_map(unsettled).map(|object| (now, object)).collect(),
+            // What the process before had sent may still arrive, too.
+            sweeps: holdings.flat_map(unsettled).map(|object| (now + SWEEP_DELAY, object)).collect(),
             checkpoints: Checkpoints::new(parts.options.batch_delay, parts.queue.devices()),
             asked: BTreeMap::new(),
             unwanted: BTreeSet::new(),

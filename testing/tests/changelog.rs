@@ -290,3 +290,40 @@ fn an_open_by_another_url_of_the_bucket_removes_no_object() {
         drop(changelog);
     });
 }
+
+/// What a process had sent when it died may take effect when the next one runs already.
+#[test]
+fn a_request_that_arrives_after_a_restart_leaves_nothing() {
+    with_credentials("a_request_that_arrives_after_a_restart_leaves_nothing", || {
+        let server = server();
+        let dir = tempfile::tempdir().unwrap();
+        let reopen = || open_with(&server, &dir, HedgeOptions::off());
+        let wait_for = |what: &str, holds: &dyn Fn() -> bool| {
+            for _ in 0..600 {
+                if holds() {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            panic!("{what}: {:?}", BUCKETS.map(|bucket| server.objects(bucket)));
+        };
+        let nothing_is_there = || BUCKETS.iter().all(|bucket| server.objects(bucket).is_empty());
+        server.add_rule(Rule::new(Fault::ApplyLate(Duration::from_secs(2))).operation(Operation::Put));
+        let changelog = reopen();
+        let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).unwrap();
+        append(&mut writer, 0..100);
+        drop(writer.persist_durably(SequenceNumber::ZERO));
+        wait_for("it is sent", &|| server.count(Operation::Put) > 0);
+        // Its body, too.
+        std::thread::sleep(Duration::from_millis(300));
+        drop(writer);
+        drop(changelog);
+        server.clear_rules();
+
+        let changelog = reopen();
+        changelog.recovered()[0].discard();
+        wait_for("it takes effect", &|| !nothing_is_there());
+        wait_for("it is removed", &nothing_is_there);
+        changelog.close(Duration::from_secs(30)).unwrap();
+    });
+}

@@ -1,6 +1,7 @@
 //! Random histories: which operations and faults a history has, and in which order, all by its seed.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use tidelog_io::sim::{Crash, Fault, SimRng};
 use tidelog_upload::Operation;
@@ -248,6 +249,10 @@ fn act(history: &mut History, action: Action, faulty: &Faulty) -> Result<(), Ove
         Action::Faults => faulty.change(history),
         Action::Crash => return crash(history, faulty),
         Action::Steps => {
+            if history.rng.chance(20) {
+                // Nothing happens for so long that leftovers of uploads are due.
+                history.machine.pass(Duration::from_secs(11));
+            }
             for _ in 0..history.rng.below(12) {
                 history.step()?;
             }
