@@ -38,8 +38,8 @@ use crate::queue::{LocalBlock, Queue, Scratch};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 use buffers::PartBuffers;
-use object::{Finishing, OpenObject};
 pub(crate) use object::{CANARY, canary_name, name_hash, object_name};
+use object::{Finishing, OpenObject};
 
 /// The pause after a failed object, doubled with each that fails after it.
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(250);
