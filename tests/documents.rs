@@ -187,9 +187,12 @@ fn the_policy_allows_every_request_that_is_sent_and_no_more() {
     let source: String = code.flat_map(str::split_whitespace).collect();
     let requests = source.split("client.").skip(1).filter_map(|rest| rest.split_once("()"));
     let needed = requests.map(|(request, _)| match request {
-        "put_object" | "create_multipart_upload" | "upload_part" | "complete_multipart_upload" => {
-            "s3:PutObject"
-        }
+        // What is copied is read by s3:GetObject, too, as all objects are.
+        "put_object"
+        | "create_multipart_upload"
+        | "upload_part"
+        | "upload_part_copy"
+        | "complete_multipart_upload" => "s3:PutObject",
         "get_object" | "head_object" => "s3:GetObject",
         "delete_object" => "s3:DeleteObject",
         "abort_multipart_upload" => "s3:AbortMultipartUpload",

@@ -166,12 +166,12 @@ fn a_newer_version_is_no_damage() {
     let object = home.only_file("bucket");
     let mut bytes = std::fs::read(&object).unwrap();
     let version = bytes.len() - 24;
-    bytes[version] = 2;
+    bytes[version] = 3;
     std::fs::write(&object, &bytes).unwrap();
     for command in ["inspect", "verify"] {
-        fails(&tidelog_with(&[command, &object.display().to_string()]), 1, &["version 2", "up to 1"]);
+        fails(&tidelog_with(&[command, &object.display().to_string()]), 1, &["version 3", "up to 2"]);
     }
-    fails(&tidelog_with(&["verify", &handles]), 1, &["version 2"]);
+    fails(&tidelog_with(&["verify", &handles]), 1, &["version 3"]);
     let segment = home.path("local").join("segment-00000001");
     let mut bytes = std::fs::read(&segment).unwrap();
     bytes[8] = 2;

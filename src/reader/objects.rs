@@ -40,6 +40,9 @@ pub(super) struct ObjectSource {
 /// A log's run in one part of an object.
 #[derive(Clone, Debug)]
 pub(super) struct PartRun {
+    /// The part's number in the object.
+    pub index: u32,
+    /// What its checksums are bound to: the part it was first written as.
     pub part: PartId,
     /// Where the run starts in the object, in bytes.
     pub offset: u64,
@@ -63,8 +66,10 @@ impl ObjectSource {
                 break;
             }
             due = due.max(run.end);
+            let index = index as u32;
             needed.push(PartRun {
-                part: footer.part_id(index as u32),
+                index,
+                part: footer.part_id(index),
                 offset: part.offset + run.offset,
                 compression: part.compression,
                 run,
@@ -80,7 +85,7 @@ impl ObjectSource {
     pub fn damaged(&self, run: &PartRun, range: Range<u64>, source: PartError) -> ReadError {
         let object = self.extent.object().to_owned();
         let (start, end) = (run.offset + range.start, run.offset + range.end);
-        ReadError::Damaged { object, part: run.part.index as usize, start, end, source }
+        ReadError::Damaged { object, part: run.index as usize, start, end, source }
     }
 
     /// The whole changes that the extent stands for.
@@ -179,8 +184,8 @@ impl<T> Asked<T> {
 
 /// The file that an object's first piece is in: a file belongs to one object.
 type ObjectKey = (Arc<str>, String);
-/// A run, by its object, part and log.
-type RunKey = (ObjectKey, u32, LogId);
+/// A run, by its object and where it starts there.
+type RunKey = (ObjectKey, u64);
 /// A bucket of a driver.
 type Bucket = (Arc<Driver>, BucketIndex);
 
@@ -290,7 +295,7 @@ impl Objects {
         run: &PartRun,
         stats: &mut ReadStats,
     ) -> Result<Asked<Arc<Directory>>, ReadError> {
-        let key = (object_key(&source.extent), run.part.index, source.log);
+        let key = (object_key(&source.extent), run.offset);
         let (asked, key) = self.directories.ask(key);
         if let Some(key) = key {
             let range = run.offset..run.offset + u64::from(run.run.directory_len);
