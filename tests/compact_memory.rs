@@ -1,44 +1,26 @@
 //! What a compaction has in memory does not grow with what it compacts. A file of its own: the allocator is the process's.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "common/allocator.rs"]
+mod allocator;
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use allocator::Telling;
 use tidelog::{ChangeKey, Changelog, Compactor, KeyGroup, KeyGroupRange, Options, SequenceNumber};
 
-/// The system's allocator; counts the bytes that are in use, and the most that were.
-struct Counting;
-
+/// The bytes that are in use, and the most that were.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-fn took(bytes: usize) {
-    let used = USED.fetch_add(bytes, Relaxed) + bytes;
+fn count(taken: usize, given: usize) {
+    // What is moved is in two places for a moment.
+    let used = USED.fetch_add(taken, Relaxed) + taken;
     PEAK.fetch_max(used, Relaxed);
-}
-
-// SAFETY: every call goes to the system's allocator unchanged. Counting touches two static integers.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        took(layout.size());
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        USED.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(block, layout) }
-    }
+    USED.fetch_sub(given, Relaxed);
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Telling = Telling(count);
 
 const MIB: usize = 1 << 20;
 const KEY_GROUPS: KeyGroupRange = KeyGroupRange::new(0, 63).unwrap();

@@ -1,20 +1,20 @@
 //! What an append with room in the lane does not do: allocate, and enter the kernel more than once in 64 KiB.
 
+#[path = "common/allocator.rs"]
+mod allocator;
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use std::{env, fs};
 
+use allocator::Telling;
 use tidelog::{ChangelogWriter, KeyGroup, KeyGroupRange};
 
-/// The system's allocator; counts for each thread how often it was asked for memory.
-struct Counting;
-
 thread_local! {
+    /// How often the thread asked for memory.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -22,40 +22,15 @@ fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
-fn count() {
-    // A thread that ends may still allocate when its storage is gone.
-    let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-}
-
-// SAFETY: every call goes to the system's allocator unchanged. Counting touches a constant-initialised cell of the thread,
-// which neither allocates nor panics.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(block, layout, new_size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(block, layout) }
+fn count(taken: usize, _given: usize) {
+    if taken > 0 {
+        // A thread that ends may still allocate when its storage is gone.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Telling = Telling(count);
 
 /// A quarter of the lane, so that there is room after each sync; all of them go several times round the lane.
 const CHUNK_BYTES: usize = 1 << 20;

@@ -2,7 +2,6 @@
 //! past; on buckets that fail, lose answers and are slow; with restarts and crashes. All the time the complete checkpoints
 //! that are kept can be read. At the end nothing is in the buckets, and memory is where it was.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,6 +15,7 @@ use tidelog_io::sim::{Crash, SimRng};
 use tidelog_upload::sim::Chances;
 use tidelog_upload::{Operation, Store};
 
+use crate::allocator::Telling;
 use crate::machine::{Machine, Shape};
 
 const WRITERS: u64 = 4;
@@ -27,48 +27,18 @@ const CHECKPOINTS_PER_LIFE: u64 = 500;
 const STEPS_MAX: usize = 10_000;
 const STEP: Duration = Duration::from_millis(5);
 
-/// The system's allocator; knows how many bytes each thread has and has not given back.
-struct Counting;
-
 thread_local! {
+    /// How many bytes the thread has and has not given back.
     static LIVE_BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
-fn count(bytes: i64) {
+fn count(taken: usize, given: usize) {
     // A thread that ends may still free memory when its storage is gone.
-    let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + bytes));
-}
-
-// SAFETY: every call goes to the system's allocator unchanged. Counting touches a constant-initialised cell of the thread,
-// which neither allocates nor panics.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as i64);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        count(new_size as i64 - layout.size() as i64);
-        // SAFETY: the caller's promise.
-        unsafe { System.realloc(block, layout, new_size) }
-    }
-
-    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        count(-(layout.size() as i64));
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(block, layout) }
-    }
+    let _ = LIVE_BYTES.try_with(|live| live.set(live.get() + taken as i64 - given as i64));
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Telling = Telling(count);
 
 /// What a job's workers have to do with each other.
 struct Job {

@@ -4,6 +4,8 @@
 //! one of them, and tells what happens in it. Everything in a history follows from its seed. `TIDELOG_CHECKPOINTS` is the
 //! length of the long life.
 
+#[path = "../common/allocator.rs"]
+mod allocator;
 mod bucket;
 mod crash_points;
 mod history;
