@@ -2,7 +2,7 @@
 //!
 //! Which blocks go into it, and when it is cut, is decided in uploader.rs; the order of bytes in a part by the assembler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -85,16 +85,20 @@ impl Uploader {
         let queue = &self.parts.queue;
         let part = queue.load(&blocks, &mut self.scratch).and_then(|loaded| {
             let decoded = queue.decode(&blocks, &loaded)?;
-            let device_of = |log: LogId| {
-                let holds = |block: &&LocalBlock| block.ranges.iter().any(|range| range.log == log);
-                blocks.iter().find(holds).map_or(0, |block| block.device)
-            };
+            // Of each log the device, and the first of its changes here.
+            let mut starts: HashMap<LogId, (usize, SequenceNumber)> = HashMap::new();
+            for block in &blocks {
+                for range in &block.ranges {
+                    let (_, first) = starts.entry(range.log).or_insert((block.device, range.first));
+                    *first = range.first.min(*first);
+                }
+            }
+            let start_of = |log: LogId| starts.get(&log).copied().unwrap_or_default();
             let custody = &self.parts.custody;
             let lost = |log: LogId| self.lost.get(&log).copied().unwrap_or(SequenceNumber(u64::MAX));
             let mut kept = |log: LogId| {
-                let ranges = blocks.iter().flat_map(|block| &block.ranges).filter(|range| range.log == log);
-                let first = ranges.map(|range| range.first).min().unwrap_or_default();
-                let kept = custody.kept(device_of(log), log, first);
+                let (device, first) = start_of(log);
+                let kept = custody.kept(device, log, first);
                 kept.start..kept.end.min(lost(log))
             };
             let part_id = PartId { token, index };
@@ -105,7 +109,7 @@ impl Uploader {
             let ranges: Vec<(usize, LogRange)> = part
                 .runs
                 .iter()
-                .map(|run| (device_of(run.log), LogRange { log: run.log, first: run.first, end: run.end }))
+                .map(|run| (start_of(run.log).0, LogRange { log: run.log, first: run.first, end: run.end }))
                 .collect();
             Ok((part, ranges))
         });
