@@ -207,3 +207,19 @@ fn the_policy_allows_every_request_that_is_sent_and_no_more() {
     assert_eq!(json.len(), 2);
     assert!(json[1]["Rules"][0]["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"].as_u64() > Some(1));
 }
+
+/// A bare `cargo run` has several programs to choose from: the package of the tool says which.
+#[test]
+fn the_first_command_of_the_readme_runs_the_tool() {
+    assert!(read("README.md").contains("```sh\ncargo run --release\n```"));
+    let metadata = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    let default_runs: Vec<&str> =
+        packages.iter().filter_map(|package| package["default_run"].as_str()).collect();
+    assert_eq!(default_runs, ["tidelog"]);
+}
