@@ -26,7 +26,7 @@ fn collect_tests(folder: &Path, found: &mut BTreeSet<String>) {
 fn each_failure_of_the_table_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut tests = BTreeSet::new();
-    for folder in ["src", "tests", "upload/src", "upload/tests"] {
+    for folder in ["src", "tests", "upload/src", "upload/tests", "io/src", "io/tests"] {
         collect_tests(&root.join(folder), &mut tests);
     }
     let table = fs::read_to_string(root.join("docs/failures.md")).unwrap();

@@ -170,6 +170,47 @@ fn a_disk_that_was_full_goes_on_with_all_segments() {
     }
 }
 
+/// The next open knows only what the manifest knows: what stands in a segment whose use is not recorded is lost to it.
+#[test]
+fn nothing_is_durable_in_a_segment_before_its_use_is_recorded() {
+    const USED: u64 = 40;
+    let world = SimWorld::new(7);
+    let options = || options().segment_bytes(16 << 10).local_bytes(96 << 10);
+    let (changelog, store) = open(&world, options());
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    // Long enough that all segments are there, and have been used again.
+    for number in 0..USED {
+        writer.append(KeyGroup(0), &[number as u8; 6_000]).unwrap();
+        resolved!(changelog, writer.sync()).unwrap();
+        if number % 4 == 3 {
+            resolved!(changelog, writer.persist_durably(SequenceNumber(number - 3))).unwrap();
+            writer.truncate(SequenceNumber(number + 1)).unwrap();
+        }
+    }
+    // Nothing can be recorded any more, and nothing has to be created.
+    world.set_capacity_bytes(Some(0));
+    let mut durable = USED;
+    while writer.append(KeyGroup(0), &[durable as u8; 6_000]).is_ok() {
+        let synced = writer.sync();
+        (0..200).for_each(|_| _ = changelog.step());
+        match synced.wait_timeout(Duration::ZERO) {
+            Ok(Ok(number)) => durable = number.0,
+            _ => break,
+        }
+        assert!(durable < USED + 12, "there is no room for that many");
+    }
+    world.power_cut(1);
+    drop((writer, changelog));
+    world.set_capacity_bytes(None);
+    let changelog = open_with(&world, options(), &store);
+    let found = changelog.recovered().iter().find(|found| found.name() == "log");
+    let end = found.map_or(USED, |found| found.end().0);
+    assert!(end >= durable, "{durable} changes were durable, {end} are there");
+    let values = found.into_iter().flat_map(|found| found.read(KeyGroupRange::ALL).unwrap());
+    let values: Vec<u8> = values.map(|change| change.unwrap().value[0]).collect();
+    assert!(values.iter().copied().eq((end - values.len() as u64..end).map(|number| number as u8)));
+}
+
 /// An object whose record could not be written is an unfinished upload to the next open, which removes it.
 #[test]
 fn no_handle_names_an_object_that_a_sick_directory_does_not_know() {

@@ -3,10 +3,12 @@
 //! The limits are those of a process, so each test runs the one named `child` of its module in a process of its own.
 #![cfg(not(loom))]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use tidelog_io::aligned::{AlignedBuf, Arena};
 use tidelog_io::disk::{Completion, Disk, Durability, Write};
 use tidelog_io::engine::{EngineChoice, open_best};
@@ -58,12 +60,23 @@ fn uring(dir: &Path, arena: Option<&Arena>) -> Option<UringDisk> {
     disk.map_err(|error| eprintln!("SKIPPED: io_uring does not work here ({error})")).ok()
 }
 
+/// Lets a system call fail from now on, for this thread and those that it starts.
+fn refuse(call: i64, errno: u32) {
+    let filter = SeccompFilter::new(
+        BTreeMap::from([(call, Vec::new())]),
+        SeccompAction::Allow,
+        SeccompAction::Errno(errno),
+        std::env::consts::ARCH.try_into().unwrap(),
+    );
+    let program: BpfProgram = filter.unwrap().try_into().unwrap();
+    seccompiler::apply_filter_all_threads(&program).unwrap();
+}
+
 mod forbidden_io_uring {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
     use std::sync::Mutex;
 
     use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
     use super::*;
 
@@ -119,14 +132,45 @@ mod forbidden_io_uring {
 
     fn forbid_io_uring() {
         const IO_URING_SETUP: i64 = 425;
-        let filter = SeccompFilter::new(
-            BTreeMap::from([(IO_URING_SETUP, Vec::new())]),
-            SeccompAction::Allow,
-            SeccompAction::Errno(1),
-            std::env::consts::ARCH.try_into().unwrap(),
-        );
-        let program: BpfProgram = filter.unwrap().try_into().unwrap();
-        seccompiler::apply_filter(&program).unwrap();
+        refuse(IO_URING_SETUP, 1);
+    }
+}
+
+/// A system that makes nothing durable: what is written is not said to be.
+mod broken_sync {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn is_an_error_of_every_way_to_write() {
+        run_child("broken_sync::child", "");
+    }
+
+    #[test]
+    #[ignore = "run by another test in a process of its own"]
+    fn child() {
+        let open = |dir: &Path, direct, durability| match direct {
+            true => PsyncDisk::open(dir, durability, 4).unwrap(),
+            false => PsyncDisk::open_buffered(dir, durability, 4).unwrap(),
+        };
+        let disks: Vec<_> = [true, false]
+            .into_iter()
+            .flat_map(|direct| [(direct, Durability::Power), (direct, Durability::Process)])
+            .map(|(direct, durability)| {
+                let dir = disk_dir();
+                let disk = open(dir.path(), direct, durability);
+                (disk, dir, direct, durability)
+            })
+            .collect();
+        // Writes with RWF_DSYNC, and fdatasync.
+        for call in [libc::SYS_pwritev2, libc::SYS_fdatasync] {
+            refuse(call, Errno::IO.raw_os_error() as u32);
+        }
+        for (mut disk, dir, direct, durability) in disks {
+            let written = write_and_wait(&mut disk, dir.path(), 0, 1).result;
+            assert_eq!(written.is_err(), durability == Durability::Power, "direct: {direct}, {durability:?}");
+        }
     }
 }
 

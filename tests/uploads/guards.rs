@@ -1,14 +1,17 @@
 //! What uploads must not do to others: make them wait, take their memory, send or leave what nobody needs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
-use tidelog::{ChangelogReader, ChangelogWriter, KeyGroup, KeyGroupRange, PersistError, SequenceNumber};
-use tidelog_io::sim::{Fault as DiskFault, SimWorld};
+use tidelog::{
+    ChangelogReader, ChangelogWriter, Compression, KeyGroup, KeyGroupRange, PersistError, Restore,
+    SequenceNumber,
+};
+use tidelog_io::sim::{Fault as DiskFault, SimRng, SimWorld};
 use tidelog_upload::sim::Fault;
 use tidelog_upload::{Operation, Store};
 
@@ -37,6 +40,31 @@ fn appends_and_syncs_do_not_wait_for_uploads() {
     values.sort();
     appended.sort();
     assert!(values == appended);
+}
+
+/// Group commit: what writers sync at one time goes to the disk together.
+#[test]
+fn writers_that_sync_together_share_one_write() {
+    let machine = Machine::new(1);
+    let changelog = machine.open(machine.options());
+    let mut writers: Vec<_> = (0..24).map(|number| writer(&changelog, &format!("log-{number}"))).collect();
+    let writes_before = machine.worlds[0].stats().writes;
+    // Each on a thread of its own, all at once: as far as there are lanes, each has one.
+    let all_there = Barrier::new(writers.len());
+    let append = |writer: &mut ChangelogWriter| {
+        writer.append(KeyGroup(1), &[7; 100]).unwrap();
+        all_there.wait();
+        writer.sync()
+    };
+    let synced: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = writers.iter_mut().map(|writer| scope.spawn(|| append(writer))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    machine.pass(&changelog, SECOND);
+    for synced in synced {
+        synced.wait_timeout(Duration::ZERO).expect("in time").unwrap();
+    }
+    assert_eq!(machine.worlds[0].stats().writes - writes_before, 1);
 }
 
 #[test]
@@ -173,6 +201,39 @@ fn a_reader_of_few_key_groups_reads_little_of_an_object() {
     assert_eq!(reader.map(|change| change.unwrap().key_group).collect::<Vec<_>>(), [Some(KeyGroup(5)); 10]);
     let read = store.stats().bytes_got - read_before;
     assert!(read < whole / 10, "{read} of {whole} bytes");
+}
+
+/// Each changeset is compressed on its own, so what is read for one does not grow with those before it.
+#[test]
+fn the_key_groups_of_a_compressed_object_are_read_once_each() {
+    let machine = Machine::new(1);
+    let changelog = machine
+        .open(machine.options().memory_bytes(4 << 20).part_bytes(512 << 10).compression(Compression::Lz4));
+    let mut writer = writer(&changelog, "log");
+    let mut random = SimRng::new(5);
+    for change in 0..320u64 {
+        // Half of it can be compressed.
+        let mut value = vec![0; 1000];
+        value[..500]
+            .chunks_mut(8)
+            .for_each(|word| word.copy_from_slice(&random.next_u64().to_le_bytes()[..word.len()]));
+        machine.append(&changelog, &mut writer, change % 32, &value);
+    }
+    let handle =
+        machine.within(&changelog, 10 * SECOND, writer.persist_durably(ZERO)).expect("in time").unwrap();
+    let store = &machine.stores[0].inner;
+    let (_, object) = handle.objects().next().unwrap();
+    let whole = store.objects()[object].len() as u64;
+    assert!(whole < 320 * 600, "{whole} bytes are not compressed");
+    let stores = vec![Arc::clone(&machine.stores[0]) as Arc<dyn Store>];
+    let restore = Restore::open_simulated(&[handle], stores).unwrap();
+    let read_before = store.stats().bytes_got;
+    for group in 0..32 {
+        let reader = restore.reader(KeyGroupRange::new(group, group).unwrap()).unwrap();
+        assert_eq!(reader.map(Result::unwrap).count(), 10);
+    }
+    let read = store.stats().bytes_got - read_before;
+    assert!(read < whole + whole / 10, "{read} bytes of {whole}");
 }
 
 #[test]
