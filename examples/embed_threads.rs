@@ -133,22 +133,31 @@ fn coordinate(
         }
         let mut all = waiting.remove(&checkpoint).unwrap_or_default();
         all.sort_by_key(|report| report.instance);
-        if checkpoint == DECLINED {
-            for report in &all {
-                controls[usize::from(report.instance)].reset(report.from, report.to)?;
+        let mut stored = Checkpoint { position: checkpoint * BARRIER_EVERY, instances: Vec::new() };
+        let mut ranges = Vec::new();
+        let mut declined = checkpoint == DECLINED;
+        for Report { instance, mut base, from, to, persist, .. } in all {
+            ranges.push((&controls[usize::from(instance)], from, to));
+            match persist.wait() {
+                Ok(handle) => base.handles.push(handle),
+                // All is still held, and the next checkpoint has it.
+                Err(error) if error.is_retryable() => {
+                    eprintln!("checkpoint {checkpoint} is declined: {error}");
+                    declined = true;
+                }
+                Err(error) => return Err(error.into()),
+            }
+            stored.instances.push(base);
+        }
+        if declined {
+            for (control, from, to) in ranges {
+                control.reset(from, to)?;
             }
             continue;
         }
-        let mut stored = Checkpoint { position: checkpoint * BARRIER_EVERY, instances: Vec::new() };
-        let mut truncations = Vec::new();
-        for Report { instance, mut base, from, to, persist, .. } in all {
-            base.handles.push(persist.wait()?);
-            stored.instances.push(base);
-            truncations.push((&controls[usize::from(instance)], from, to));
-        }
         // The checkpoint is complete when this is on stable storage, and not before.
         store(dir, &stored)?;
-        for (control, from, to) in truncations {
+        for (control, from, to) in ranges {
             control.confirm(to)?;
             // This engine keeps one checkpoint: nobody needs what is below its first number.
             control.truncate(from)?;

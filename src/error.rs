@@ -350,6 +350,27 @@ pub enum PersistError {
 }
 
 impl PersistError {
+    /// Whether a later persist of the same range may succeed: what it needs is still held. Decline the checkpoint, and go on
+    /// with the next one. Where this is false, no persist of the range ever succeeds: take a snapshot, or start again from
+    /// the last complete checkpoint, as the variant says.
+    ///
+    /// `Upload` is among those that may succeed, although somebody has to mend something first, such as a policy that denies
+    /// the bucket: that, too, happens while the job goes on.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            PersistError::Timeout { .. } | PersistError::Upload { .. } | PersistError::Manifest { .. } => {
+                true
+            }
+            PersistError::OutOfRange { .. }
+            | PersistError::Lost { .. }
+            | PersistError::Released { .. }
+            | PersistError::ReadBack { .. }
+            | PersistError::Forked(_)
+            | PersistError::Closed => false,
+        }
+    }
+
     /// What went wrong, without what to do, and without the time within which it had to go well.
     fn reason(&self) -> String {
         match self {
@@ -530,8 +551,9 @@ pub enum CloseError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The store refused, or the object is not there.
-    #[error(transparent)]
+    /// The store refused, did not answer, or the object is not there. The error has the URL of the bucket and the name of the
+    /// file in it.
+    #[error("{0}{next}", next = reading_again(.0))]
     Store(#[from] StoreError),
     /// The runtime for downloads cannot be used.
     #[error(transparent)]
@@ -597,6 +619,40 @@ pub enum ReadError {
         /// The first number that it still holds.
         start: SequenceNumber,
     },
+    /// Changes are only in an object that was handed over to the engine's registry and released there: it may be gone.
+    #[error(
+        "the changes {from} to {to} of log {log} cannot be read: object {object} was handed over to the engine's registry, \
+         and the last holder that had it for this log was released. What is behind them can: persist the log from {to}, and \
+         restore that handle"
+    )]
+    Released {
+        /// The log.
+        log: LogId,
+        /// The first change that cannot be read.
+        from: SequenceNumber,
+        /// The end of what cannot be read, exclusive.
+        to: SequenceNumber,
+        /// The name of the first such object.
+        object: String,
+    },
+}
+
+/// What to do about a bucket that does not answer; the other errors of stores say it themselves.
+fn reading_again(error: &StoreError) -> &'static str {
+    if error.is_retryable() {
+        "; nothing else holds these bytes: read again once the bucket answers"
+    } else {
+        ""
+    }
+}
+
+impl ReadError {
+    /// Whether the same may be read later although nobody changes anything: a bucket did not answer. The reader has tried
+    /// several times; open another one.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, ReadError::Store(error) if error.is_retryable())
+    }
 }
 
 #[cfg(test)]
@@ -604,6 +660,30 @@ mod tests {
     use tidelog_upload::Operation;
 
     use super::*;
+
+    /// What an engine declines a checkpoint for, and what ends a log for it.
+    #[test]
+    fn a_persist_may_succeed_later_exactly_where_what_it_needs_is_held() {
+        let (log, number) = (LogId(7), SequenceNumber(3));
+        let refused = StoreError::new(Operation::Put, "s3://b", "t/1", StoreErrorKind::Denied);
+        let io = || Arc::new(io::Error::other("full"));
+        let object = || "t/1".to_owned();
+        let later = [
+            PersistError::Upload { object: object(), source: Arc::new(refused) },
+            PersistError::Timeout { waited: Duration::from_secs(1), last: None },
+            PersistError::Manifest { object: object(), source: io() },
+        ];
+        let never = [
+            PersistError::OutOfRange { log, from: number, start: number, end: number },
+            PersistError::Lost { log, from: number },
+            PersistError::Released { log, from: number, to: number, object: object() },
+            PersistError::ReadBack { what: "block 1".to_owned() },
+            PersistError::Forked(Forked { opener: 1 }),
+            PersistError::Closed,
+        ];
+        assert!(later.iter().all(PersistError::is_retryable));
+        assert!(!never.iter().any(PersistError::is_retryable));
+    }
 
     #[test]
     fn a_timeout_says_each_thing_once() {

@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::Mutex;
 
@@ -238,10 +239,8 @@ pub(crate) fn handle_in(
     let Some(known) = state.logs().get(&log) else {
         return Err(PersistError::OutOfRange { log, from, start: to, end: to });
     };
-    let gone = || overlapping(known, from, to).filter(|extent| !state.may_refer(log, &extent.object));
-    if let (Some(first), Some(last)) = (gone().next(), gone().last()) {
-        let (from, to, object) = (first.first.max(from), last.end.min(to), first.object.clone());
-        return Err(PersistError::Released { log, from, to, object });
+    if let Some((range, object)) = released_in(state, log, from, to) {
+        return Err(PersistError::Released { log, from: range.start, to: range.end, object });
     }
     ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents_in(state, log, from, to))
         .map_err(|_| PersistError::OutOfRange { log, from, start: known.truncated, end: to })
@@ -267,6 +266,20 @@ pub(crate) fn extents_in(
         }
     });
     extents.collect()
+}
+
+/// What of the changes `[from, to)` of `log` is in objects that a registry has let go of, from the first to the last, and
+/// the first such object.
+pub(crate) fn released_in(
+    state: &ManifestState,
+    log: LogId,
+    from: SequenceNumber,
+    to: SequenceNumber,
+) -> Option<(Range<SequenceNumber>, String)> {
+    let known = state.logs().get(&log)?;
+    let gone = || overlapping(known, from, to).filter(|extent| !state.may_refer(log, &extent.object));
+    let (first, last) = (gone().next()?, gone().last()?);
+    Some((first.first.max(from)..last.end.min(to), first.object.clone()))
 }
 
 /// What objects hold of the changes `[from, to)` of a log.

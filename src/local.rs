@@ -111,6 +111,6 @@ impl LocalLog {
         let Site { site, index, state, .. } = &*self.site;
         let blocks = index.blocks_of(&BTreeSet::from([self.found.log])).remove(&self.found.log);
         let local = blocks.map(|blocks| (Arc::clone(site), blocks));
-        self.found.reader(key_groups, &self.found.extents(state), local.as_ref(), None, None)
+        self.found.reader(key_groups, self.found.known(state), local.as_ref(), None, None)
     }
 }

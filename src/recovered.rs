@@ -2,6 +2,7 @@
 //! the disk, so it is never continued.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,7 +12,7 @@ use crate::changelog::Core;
 use crate::checkpoint::{Request, RequestId};
 use crate::error::{PersistError, ReadError};
 use crate::handle::{ChangelogHandle, Extent};
-use crate::ledger::extents_in;
+use crate::ledger::{extents_in, released_in};
 use crate::local::index::BlockRef;
 use crate::manifest::ManifestState;
 use crate::reader::{ChangelogReader, LocalSite, Pin, Plan};
@@ -54,24 +55,47 @@ impl Recovered {
     }
 }
 
+/// What the manifest says of where the changes of a log are.
+pub(crate) struct Known {
+    extents: Vec<Extent>,
+    /// The changes below this are truncated by now.
+    truncated: SequenceNumber,
+    /// What a registry let go of, and the first such object.
+    released: Option<(Range<SequenceNumber>, String)>,
+}
+
 impl FoundLog {
-    /// What objects hold of it.
-    pub fn extents(&self, state: &ManifestState) -> Vec<Extent> {
-        extents_in(state, self.log, self.start, self.end)
+    /// What is known of it now.
+    pub fn known(&self, state: &ManifestState) -> Known {
+        let FoundLog { log, start, end, .. } = *self;
+        Known {
+            extents: extents_in(state, log, start, end),
+            truncated: state.logs().get(&log).map_or(end, |known| known.truncated),
+            released: released_in(state, log, start, end),
+        }
     }
 
     /// A reader of all that is left: from local blocks where they hold it, else from objects.
     pub fn reader(
         &self,
         key_groups: KeyGroupRange,
-        extents: &[Extent],
+        known: Known,
         local: Option<&(Arc<LocalSite>, Vec<BlockRef>)>,
         driver: Option<&Arc<Driver>>,
         pin: Option<Pin>,
     ) -> Result<ChangelogReader, ReadError> {
+        let FoundLog { log, start, end, .. } = *self;
         let mut plan = Plan::new(driver);
-        plan.add(self.log, self.key_groups, self.start..self.end, extents, local)?;
-        Ok(plan.reader(key_groups, pin))
+        match (plan.add(log, self.key_groups, start..end, &known.extents, local), known.released) {
+            (Ok(()), _) => Ok(plan.reader(key_groups, pin)),
+            (Err(ReadError::Truncated { .. }), _) if start < known.truncated => {
+                Err(ReadError::Truncated { log, from: start, start: known.truncated })
+            }
+            (Err(ReadError::Truncated { .. }), Some((gone, object))) => {
+                Err(ReadError::Released { log, from: gone.start, to: gone.end, object })
+            }
+            (Err(error), _) => Err(error),
+        }
     }
 }
 
@@ -166,10 +190,13 @@ impl RecoveredLog {
         PersistFuture(pending)
     }
 
-    /// Reads the changes in `key_groups`, from the local disk where it still holds them, else from the bucket.
+    /// Reads the changes in `key_groups` from [`start`](Self::start) on: from the local disk where it still holds them, else
+    /// from the bucket.
     ///
     /// # Errors
-    /// See [`ReadError`].
+    /// See [`ReadError`]: [`Truncated`](ReadError::Truncated) after this log was truncated or discarded, and
+    /// [`Released`](ReadError::Released) where only a registry's object had some of it. What is above can be had by
+    /// [`persist_durably`](Self::persist_durably) and the handle that it gives.
     pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
         self.core.check_owner()?;
         let site = &self.core.sites[self.device];
@@ -182,8 +209,8 @@ impl RecoveredLog {
         // Looked up after the pin: what is there now stays.
         let log = self.found.log;
         let local = self.core.local_blocks(&BTreeSet::from([log]));
-        let extents = site.ledger.read(|state| self.found.extents(state));
-        self.found.reader(key_groups, &extents, local.get(&log), Some(&self.core.driver), Some(pin))
+        let known = site.ledger.read(|state| self.found.known(state));
+        self.found.reader(key_groups, known, local.get(&log), Some(&self.core.driver), Some(pin))
     }
 
     /// A checkpoint with the changes below `to` is complete. Numbers beyond the end mean the end. A later open tells by

@@ -11,7 +11,8 @@ use metrics::{Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Record
 use tidelog::manifest::ManifestState;
 use tidelog::{
     AppendError, Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, Durability, KeyGroup,
-    KeyGroupRange, LogId, Options, PersistError, RegisterError, ReleaseError, Seams, SequenceNumber,
+    KeyGroupRange, LogId, Options, PersistError, ReadError, RegisterError, ReleaseError, Seams,
+    SequenceNumber,
 };
 use tidelog_io::directory::Manifest;
 use tidelog_io::sim::{Fault, SimRng, SimWorld};
@@ -405,6 +406,72 @@ fn a_log_goes_on_above_what_its_registry_let_go_of() {
     let new = machine.persist(&changelog, &mut log, 1);
     assert_eq!(machine.read(&new), [b"new"]);
     changelog.close(Duration::ZERO).unwrap();
+}
+
+/// What cannot be read of a recovered log is named for what it is.
+#[test]
+fn a_recovered_log_says_whether_its_changes_were_truncated_or_released() {
+    let machine = Machine::new(1);
+    let changelog = machine.open();
+    let mut log = writer(&changelog, "log");
+    let value = [7; 4000];
+    for _ in 0..40 {
+        append(&mut log, &[&value]);
+        changelog.step();
+    }
+    let old = machine.persist(&changelog, &mut log, 0);
+    changelog.hand_over("chk-1", std::slice::from_ref(&old)).unwrap();
+    for _ in 0..20 {
+        append(&mut log, &[&value]);
+        changelog.step();
+    }
+    machine.persist(&changelog, &mut log, 40);
+    // Other changes take the place of what objects have.
+    let mut other = writer(&changelog, "other");
+    for number in 0..200 {
+        append(&mut other, &[&value]);
+        machine.persist(&changelog, &mut other, number);
+        truncate_all(&other);
+    }
+    let id = log.log();
+    changelog.close(Duration::ZERO).unwrap();
+    drop((log, other));
+
+    let changelog = machine.open();
+    let found = |log| changelog.recovered().iter().find(|found| found.log() == log).unwrap();
+    let read = || found(id).read(KeyGroupRange::ALL);
+    assert_eq!(read().unwrap().map(Result::unwrap).count(), 60);
+    changelog.release("chk-1").unwrap();
+    match read() {
+        Err(error @ ReadError::Released { .. }) => {
+            let text = error.to_string();
+            let ReadError::Released { log, from, to, object } = error else { unreachable!() };
+            assert_eq!((log, from, to), (id, ZERO, SequenceNumber(40)));
+            assert!(old.objects().any(|(_, named)| *named == object));
+            assert!(text.contains("persist the log from 40") && !text.contains("truncated"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // What the error says can be done.
+    let above = found(id).persist_durably(SequenceNumber(40));
+    machine.pass(&changelog, 1);
+    let above = above.wait_timeout(Duration::ZERO).expect("in time").unwrap();
+    assert_eq!(machine.read(&above).len(), 20);
+
+    found(id).truncate(SequenceNumber(50));
+    machine.pass(&changelog, 1);
+    match read() {
+        Err(ReadError::Truncated { log, from, start }) => {
+            assert_eq!((log, from, start), (id, ZERO, SequenceNumber(50)));
+        }
+        other => panic!("{other:?}"),
+    }
+    found(id).discard();
+    machine.pass(&changelog, 1);
+    match read() {
+        Err(ReadError::Truncated { start, .. }) => assert_eq!(start, SequenceNumber(60)),
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

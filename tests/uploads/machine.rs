@@ -271,7 +271,10 @@ impl Store for Refusing {
     }
 
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        self.inner.get(name, range)
+        Box::pin(async move {
+            self.check(Operation::Get, name).await?;
+            self.inner.get(name, range).await
+        })
     }
 
     fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
@@ -279,7 +282,10 @@ impl Store for Refusing {
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.inner.delete(name)
+        Box::pin(async move {
+            self.check(Operation::Delete, name).await?;
+            self.inner.delete(name).await
+        })
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {

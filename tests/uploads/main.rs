@@ -1,5 +1,6 @@
 //! What becomes of persists when buckets fail, are slow, refuse, or are gone; in virtual time.
 
+mod dead;
 mod guards;
 mod machine;
 mod overlap;
