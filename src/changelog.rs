@@ -380,8 +380,13 @@ impl Changelog {
         self.core.sites.iter().map(|site| site.engine.clone()).collect()
     }
 
-    /// Stops intake, puts what was appended on the local disk, and finishes the persists that were asked for, for at most
-    /// `timeout`.
+    /// Stops intake, puts what was appended on the local disk, finishes the persists that were asked for, and waits for the
+    /// deletions of objects that nobody needs any more: all that for at most `timeout`.
+    ///
+    /// A deletion that fails is not tried again here, and one that is not over in time is no error: the manifest keeps the
+    /// object until it is known to be gone, and the next open of the directories deletes it. So it does with what requests
+    /// that were given up may have left, which is looked for ten seconds after the end of their object. Where there is no
+    /// next open, as after a job that ended, `tidelog sweep` finds both.
     ///
     /// # Errors
     /// [`CloseError`] says what is not durable. The changelog is closed all the same; what is durable is recovered at the
@@ -408,10 +413,18 @@ impl Changelog {
                 None => result = Err(self.not_durable(started_at.elapsed())),
             }
         }
-        let (resolver, mut pending) = tidelog_upload::channel();
-        self.core.send(Event::Quiesce { resolver });
-        if self.wait(&mut pending, left()).is_none() && result.is_ok() {
+        let quiesce = |deletions| {
+            let (resolver, mut pending) = tidelog_upload::channel();
+            self.core.send(Event::Quiesce { deletions, resolver });
+            self.wait(&mut pending, left()).is_some()
+        };
+        if !quiesce(false) && result.is_ok() {
             result = Err(CloseError::Persists { waited: started_at.elapsed() });
+        }
+        if !quiesce(true) {
+            tracing::info!(
+                "objects are still being deleted; the next open of the directories goes on with that"
+            );
         }
         self.stop();
         for site in &self.core.sites {

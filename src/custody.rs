@@ -298,6 +298,11 @@ impl Custody {
         objects.into_values().collect()
     }
 
+    /// Whether an object is being deleted.
+    pub fn is_deleting(&self) -> bool {
+        !self.deleting.is_empty()
+    }
+
     /// The deletion of an object ended. If it is not gone, it will be offered again.
     pub fn deleted(&mut self, object: &str, gone: bool) {
         self.deleting.remove(object);

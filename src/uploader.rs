@@ -161,8 +161,9 @@ pub(crate) enum Event {
         object: String,
         outcome: Result<(), StoreError>,
     },
-    /// Answer when no request waits.
+    /// Answer when no request waits, and with `deletions` when no deletion is under way, either.
     Quiesce {
+        deletions: bool,
         resolver: Resolver<()>,
     },
     /// Stop.
@@ -224,7 +225,7 @@ pub(crate) struct Uploader {
     tidy: bool,
     /// Logs that end before the changes that were appended to them, and where.
     lost: HashMap<LogId, SequenceNumber>,
-    quiesce: Vec<Resolver<()>>,
+    quiesce: Vec<(bool, Resolver<()>)>,
     exit: bool,
 }
 
@@ -322,7 +323,9 @@ impl Uploader {
             self.retry_at.get_or_insert(now + RETRY_DELAY_MAX);
         }
         if self.idle() {
-            self.quiesce.drain(..).for_each(|resolver| resolver.resolve(()));
+            let deleting = self.parts.custody.is_deleting();
+            let met = self.quiesce.extract_if(.., |(deletions, _)| !(*deletions && deleting));
+            met.for_each(|(_, resolver)| resolver.resolve(()));
         }
         let expiry = self.asked.values().map(|asked| asked.deadline).min();
         let sweep = self.sweeps.iter().map(|(at, _)| *at).min();
@@ -411,7 +414,7 @@ impl Uploader {
                     self.sweeps.push((now + SWEEP_DELAY, object));
                 }
             },
-            Event::Quiesce { resolver } => self.quiesce.push(resolver),
+            Event::Quiesce { deletions, resolver } => self.quiesce.push((deletions, resolver)),
             Event::Exit => {
                 // Without it a power cut may still take what was written.
                 if self.parts.options.durability == Durability::Power {

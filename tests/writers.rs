@@ -418,6 +418,21 @@ fn metadata_is_read_first_over_all_handles() {
 }
 
 #[test]
+fn closing_waits_for_the_deletion_of_what_nobody_needs() {
+    let dir = tempfile::tempdir().unwrap();
+    let changelog = open(dir.path());
+    let mut writer = changelog.create_writer("many", KeyGroupRange::ALL).unwrap();
+    for number in 0..40 {
+        writer.append(KeyGroup(1), b"one").unwrap();
+        writer.persist_durably(SequenceNumber(number)).wait().unwrap();
+    }
+    assert_eq!(objects(dir.path()).len(), 40);
+    writer.truncate_and_close();
+    changelog.close(Duration::from_secs(30)).unwrap();
+    assert_eq!(objects(dir.path()), [""; 0]);
+}
+
+#[test]
 fn closing_refuses_appends_and_keeps_what_was_synced() {
     let dir = tempfile::tempdir().unwrap();
     let changelog = open(dir.path());

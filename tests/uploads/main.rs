@@ -8,7 +8,7 @@ mod overlap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidelog::{KeyGroup, PersistError};
+use tidelog::{Changelog, KeyGroup, PersistError};
 use tidelog_upload::sim::Chances;
 use tidelog_upload::{Operation, Store, StoreErrorKind, UploadOptions};
 
@@ -243,6 +243,52 @@ fn nothing_stays_open_for_a_day_when_nobody_asks_for_a_checkpoint() {
     assert_eq!((bucket.open_uploads().len(), bucket.objects().len()), (0, 1));
     let handle = machine.within(&changelog, SECOND, writer.persist_durably(ZERO)).expect("in time").unwrap();
     assert_eq!(machine.values(&handle).len(), 200);
+}
+
+/// What nobody needs is deleted by whoever has the directories next, if it could not be before the end.
+#[test]
+fn closing_waits_for_deletions_that_end_and_leaves_the_others_to_the_next_open() {
+    let machine = Machine::new(2);
+    let fill = |changelog: &Changelog| {
+        for log in ["first", "second", "third"] {
+            let mut writer = writer(changelog, log);
+            writer.append(KeyGroup(1), b"one").unwrap();
+            machine.within(changelog, SECOND, writer.persist_durably(ZERO)).expect("in time").unwrap();
+            // It is carried out by nobody before the close.
+            writer.truncate_and_close();
+        }
+    };
+    let changelog = machine.open(machine.options());
+    fill(&changelog);
+    let there = machine.objects().len();
+    assert!(there > 0);
+    changelog.close(Duration::ZERO).unwrap();
+    assert_eq!(machine.objects(), [""; 0], "{there} objects were there");
+
+    for failure in ["hang", "die", "deny"] {
+        let changelog = machine.open(machine.options());
+        fill(&changelog);
+        let left = machine.objects();
+        for store in &machine.stores {
+            match failure {
+                "hang" => store.hold(),
+                "die" => store.inner.set_dead(true),
+                _ => store.deny.store(true, Ordering::Relaxed),
+            }
+        }
+        changelog.close(Duration::ZERO).expect("that is no reason to fail");
+        assert!(!left.is_empty() && machine.objects() == left, "{failure}");
+        for store in &machine.stores {
+            store.release();
+            store.inner.heal();
+            store.deny.store(false, Ordering::Relaxed);
+        }
+        let changelog = machine.open(machine.options());
+        machine.pass(&changelog, SECOND);
+        assert_eq!(machine.objects(), [""; 0], "{failure}");
+        assert!(changelog.recovered().is_empty());
+        changelog.close(Duration::ZERO).unwrap();
+    }
 }
 
 /// Under which a few bytes are an object of several parts.
