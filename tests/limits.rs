@@ -107,6 +107,60 @@ fn a_disk_too_full_for_the_first_segment_is_refused_at_open() {
     open().unwrap();
 }
 
+/// Who can do nothing but open, read and truncate makes room that way.
+#[test]
+fn a_disk_without_a_byte_left_is_opened_read_and_truncated_and_goes_on() {
+    let Some(disk) = SmallDisk::mount(12) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let local = disk.path().join("local");
+    // A file where the folder of objects should be: nothing goes out.
+    let bucket = dir.path().join("bucket");
+    std::fs::create_dir(&bucket).unwrap();
+    std::fs::write(bucket.join("g"), b"in the way").unwrap();
+    let open = || {
+        let options = Options::new(format!("file://{}", bucket.display()), &local).group("g");
+        let options = options.segment_bytes(2 << 20).local_bytes(1 << 30).value_bytes_max(64 << 10);
+        Changelog::open(options.append_wait_max(Duration::from_millis(100)))
+    };
+    let changelog = open().unwrap();
+    let mut writer = changelog.create_writer("much", KeyGroupRange::ALL).unwrap();
+    let mut appended = 0u64;
+    while writer.append(KeyGroup(0), &filled(appended)).is_ok() {
+        appended += 1;
+        if appended.is_multiple_of(1000) {
+            drop(writer.sync());
+        }
+    }
+    let log = writer.log();
+    drop((writer, changelog));
+
+    for round in 0..3 {
+        // Whatever is left is somebody else's.
+        let file = std::fs::File::create(disk.path().join(format!("other-{round}"))).unwrap();
+        for bytes in [64 << 10, 4096, 1] {
+            while std::io::Write::write_all(&mut &file, &vec![1; bytes]).is_ok() {}
+        }
+        let changelog = open().expect("room was kept for that");
+        let found =
+            changelog.recovered().iter().find(|found| found.log() == log).expect("it is there").clone();
+        let (start, end) = (found.start().0, found.end().0);
+        assert!(start == round * 1000 && end > 6000, "{start} to {end}");
+        let values = found.read(KeyGroupRange::ALL).unwrap().map(|change| change.unwrap().value);
+        assert!(values.eq((start..end).map(|number| filled(number).to_vec())));
+        // Segments without a change that is needed are there for new ones.
+        found.truncate(SequenceNumber(if round == 2 { end } else { (round + 1) * 1000 }));
+        if round == 2 {
+            let mut writer = changelog.create_writer("new", KeyGroupRange::ALL).unwrap();
+            let started_at = Instant::now();
+            while writer.append(KeyGroup(0), &filled(0)).is_err() {
+                assert!(started_at.elapsed() < Duration::from_secs(30), "truncation makes room");
+            }
+            writer.sync().wait().unwrap();
+        }
+        let _ = changelog.close(Duration::from_secs(10));
+    }
+}
+
 #[test]
 fn a_bucket_that_fails_costs_its_checkpoint_only() {
     let dir = tempfile::tempdir().unwrap();

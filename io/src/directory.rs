@@ -19,7 +19,7 @@ use rustix::process::geteuid;
 
 use crate::aligned::{AlignedBuf, BLOCK_ALIGNMENT_BYTES};
 use crate::disk::{Files, check_file_name};
-pub use manifest::{MANIFEST_NAME, Manifest, ManifestContent, ManifestError};
+pub use manifest::{MANIFEST_NAME, Manifest, ManifestContent, ManifestError, RESERVE_NAME};
 
 /// The file that is locked. It is not among the files that [`Files::list`] names.
 const LOCK_NAME: &str = "LOCK";

@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tidelog::{
-    AppendError, Changelog, ChangelogWriter, CloseError, CreateError, KeyGroup, KeyGroupRange, PersistError,
-    PersistFuture, RecoveredLog, SequenceNumber, SyncError, SyncFuture,
+    AppendError, Changelog, ChangelogWriter, CloseError, CreateError, KeyGroup, KeyGroupRange, OpenError,
+    PersistError, PersistFuture, RecoveredLog, SequenceNumber, SyncError, SyncFuture,
 };
+use tidelog_io::directory::{MANIFEST_NAME, RESERVE_NAME};
 use tidelog_io::segment::segment_name;
 use tidelog_io::sim::{Crash, SimRng};
 use tidelog_upload::sim::SimStore;
@@ -69,6 +70,8 @@ pub struct History {
     empty_strays: bool,
     /// Until then the disks being full may show.
     full_until: u64,
+    /// Room for manifests was kept when the disks became full, after so many faults: all the same they can be opened.
+    reserved_at: Option<u64>,
     held: bool,
     sick: bool,
     holds: Holds,
@@ -94,6 +97,7 @@ impl History {
             orphan_uploads: BTreeSet::new(),
             empty_strays: false,
             full_until: 0,
+            reserved_at: None,
             held: false,
             sick: false,
             holds: Holds::default(),
@@ -121,6 +125,9 @@ impl History {
                     self.machine.crash(self.planned_crash, changelog);
                 }
                 Ok(changelog) => {
+                    if self.may_be_full() && self.is_reserved() {
+                        self.machine.readings.count("opened on a full disk");
+                    }
                     say!(self, "opened, {} logs", changelog.recovered().len());
                     self.sick = false;
                     self.model.lenient = self.silent_faults;
@@ -144,8 +151,10 @@ impl History {
                     if self.silent_faults {
                         return Err(Over);
                     }
-                    let explained =
-                        self.machine.is_down() || self.machine.disk_faults() > faults || self.may_be_full();
+                    // Without a segment there has to be room for one.
+                    let full = self.may_be_full()
+                        && (!self.is_reserved() || matches!(error, OpenError::NoRoom { .. }));
+                    let explained = self.machine.is_down() || self.machine.disk_faults() > faults || full;
                     assert!(explained, "open failed for no reason: {error}");
                     self.machine.crash(self.planned_crash, ());
                     if attempt >= 2 {
@@ -299,6 +308,27 @@ impl History {
         say!(self, "at most {bytes} bytes on the disks");
         self.machine.worlds.iter().for_each(|world| world.set_capacity_bytes(Some(bytes)));
         self.full_until = u64::MAX;
+        self.reserved_at = None;
+    }
+
+    /// So many bytes more fit on the disks, at most.
+    pub fn fill_up(&mut self, bytes: u64) {
+        say!(self, "at most {bytes} bytes more on the disks");
+        let mut reserved = true;
+        for world in &self.machine.worlds {
+            let len = |name: &str| world.contents(name).map_or(0, |contents| contents.len() as u64);
+            let names = [MANIFEST_NAME, RESERVE_NAME].map(String::from);
+            let segments = 1..=self.machine.shape.segments_max() as u32;
+            let used: u64 = segments.map(segment_name).chain(names).map(|name| len(&name)).sum();
+            world.set_capacity_bytes(Some(used + bytes));
+            reserved &= len(RESERVE_NAME) >= 2 * len(MANIFEST_NAME);
+        }
+        self.full_until = u64::MAX;
+        self.reserved_at = reserved.then(|| self.machine.disk_faults());
+    }
+
+    fn is_reserved(&self) -> bool {
+        self.reserved_at == Some(self.machine.disk_faults())
     }
 
     /// No write comes to an end until the machine is healed.

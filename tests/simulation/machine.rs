@@ -359,6 +359,10 @@ pub struct Readings {
 }
 
 impl Readings {
+    pub fn count(&self, what: &str) {
+        *self.counters.lock().unwrap().entry(what.to_owned()).or_default() += 1;
+    }
+
     /// Notes where a reader has read.
     pub fn read_locally(&self, local_bytes: u64, bytes: u64) {
         for (what, bytes) in [("locally", local_bytes), ("from both", local_bytes.min(bytes))] {

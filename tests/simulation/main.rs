@@ -33,7 +33,7 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 32] = [
+const SEEN: [&str; 33] = [
     "bucket fault abort",
     "bucket fault complete",
     "bucket fault create",
@@ -58,6 +58,7 @@ const SEEN: [&str; 32] = [
     "hand over: StillNeeded",
     "hand over: ok",
     "objects overlap",
+    "opened on a full disk",
     "register: HandedOver",
     "register: NotOwned",
     "register: ok",

@@ -356,8 +356,14 @@ impl Faulty {
         if self.capacity && history.rng.chance(500) {
             let shape = &history.machine.shape;
             let segment = shape.block_bytes as u64 * shape.blocks_per_segment;
-            let bytes = (64 << 10) + segment * history.rng.below(shape.segments + 1);
-            history.limit_capacity(bytes);
+            if history.rng.chance(500) {
+                let room = if history.rng.chance(500) { 1 << 10 } else { segment };
+                let bytes = history.rng.below(room);
+                history.fill_up(bytes);
+            } else {
+                let bytes = (128 << 10) + segment * history.rng.below(shape.segments + 1);
+                history.limit_capacity(bytes);
+            }
         }
         if self.held && history.rng.chance(400) {
             history.hold(index);

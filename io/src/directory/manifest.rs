@@ -11,6 +11,9 @@
 //!
 //! So that what was durable is always followed, each append leaves a batch without records behind its own, its *witness*.
 //! That one is not synced: a power cut may take it, and a damaged last batch reads as a torn append then.
+//!
+//! Beside the manifest lies a file of zeros, the *reserve*. On a full file system a successor gets its room, and another one
+//! is made of what the predecessor leaves: who has no room for anything else can still open, and record what makes some.
 
 use std::io;
 use std::sync::Arc;
@@ -22,6 +25,8 @@ use crate::disk::Files;
 
 /// Name of the manifest's file.
 pub const MANIFEST_NAME: &str = "MANIFEST";
+/// Name of the file that keeps room for the manifest's successor. What is in it means nothing.
+pub const RESERVE_NAME: &str = "RESERVE";
 
 const MAGIC: [u8; 8] = *b"tidelogM";
 const VERSION: u32 = 1;
@@ -31,6 +36,8 @@ const RECORD_LEN_BYTES: usize = 4;
 const RECORD_BYTES_MAX: usize = 1 << 20;
 const PAYLOAD_BYTES_MAX: usize = 4 << 20;
 const FILE_BYTES_MAX: usize = 1 << 30;
+/// The reserve has room for so much beyond twice the manifest.
+const RESERVE_BYTES_MIN: u64 = 64 << 10;
 /// How many times a checksum is tried, at most, in the search for a batch behind a bad one.
 const CANDIDATES_MAX: usize = 1024;
 
@@ -121,6 +128,7 @@ pub struct Manifest {
     directory_id: u64,
     batches: u64,
     len_bytes: u64,
+    reserve_bytes: u64,
     poisoned: bool,
 }
 
@@ -130,13 +138,16 @@ impl Manifest {
     /// # Errors
     /// `AlreadyExists` if there is one; otherwise what the file system says.
     pub fn create(files: Arc<dyn Files>, directory_id: u64) -> io::Result<Self> {
-        if Self::exists(&*files)? {
+        let names = files.list()?;
+        if len_of(&names, MANIFEST_NAME).is_some() {
             return Err(io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 format!("{MANIFEST_NAME} exists already"),
             ));
         }
-        let mut manifest = Self { files, directory_id, batches: 0, len_bytes: 0, poisoned: true };
+        let reserve_bytes = len_of(&names, RESERVE_NAME).unwrap_or(0);
+        let mut manifest =
+            Self { files, directory_id, batches: 0, len_bytes: 0, reserve_bytes, poisoned: true };
         manifest.rewrite::<&[u8]>(&[])?;
         Ok(manifest)
     }
@@ -146,7 +157,7 @@ impl Manifest {
     /// # Errors
     /// Whatever the file system says.
     pub fn exists(files: &dyn Files) -> io::Result<bool> {
-        Ok(files.list()?.iter().any(|(name, _)| name == MANIFEST_NAME))
+        Ok(len_of(&files.list()?, MANIFEST_NAME).is_some())
     }
 
     /// Opens a manifest and returns its records, oldest first. A torn end is dropped, from the file too.
@@ -155,9 +166,11 @@ impl Manifest {
     /// See [`ManifestError`]; the file is as it was then.
     pub fn open(files: Arc<dyn Files>) -> Result<(Self, Vec<Vec<u8>>), ManifestError> {
         let content = Self::inspect(&*files)?;
-        let ManifestContent { directory_id, records, batches, torn_bytes, .. } = content;
+        let names = files.list().map_err(|source| ManifestError::Io { action: "look for", source })?;
+        let ManifestContent { directory_id, records, batches, len_bytes, torn_bytes, .. } = content;
+        let reserve_bytes = len_of(&names, RESERVE_NAME).unwrap_or(0);
         let mut manifest =
-            Self { files, directory_id, batches, len_bytes: content.len_bytes, poisoned: torn_bytes > 0 };
+            Self { files, directory_id, batches, len_bytes, reserve_bytes, poisoned: torn_bytes > 0 };
         if torn_bytes > 0 {
             tracing::warn!(torn_bytes, "{MANIFEST_NAME} ends with a torn append: dropped");
             let rewritten = manifest.rewrite(&records);
@@ -247,11 +260,53 @@ impl Manifest {
         bytes.extend_from_slice(&XxHash3_64::oneshot(&bytes).to_le_bytes());
         bytes.extend_from_slice(&body);
         self.poisoned = true;
-        self.files.replace(MANIFEST_NAME, &bytes)?;
+        self.replace(&bytes)?;
         self.poisoned = false;
         self.batches = batches;
         self.len_bytes = len_bytes;
+        self.keep_reserve();
         Ok(())
+    }
+
+    /// Puts a successor in the place of the file; where there is no room for one, in that of the reserve.
+    fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let replaced = self.files.replace(MANIFEST_NAME, bytes);
+        if replaced.as_ref().is_err_and(is_full) && self.files.remove(RESERVE_NAME).is_ok() {
+            self.reserve_bytes = 0;
+            // If that was not enough, or somebody else was faster, as much as there is stays reserved.
+            return self.files.replace(MANIFEST_NAME, bytes).inspect_err(|_| self.keep_reserve());
+        }
+        replaced
+    }
+
+    /// Sees to a reserve for the next successor, as large as there is room for. It is no error if there is none: then the
+    /// next successor may find some.
+    fn keep_reserve(&mut self) {
+        let wanted_bytes = 2 * self.len_bytes + RESERVE_BYTES_MIN;
+        if self.reserve_bytes >= wanted_bytes / 2 {
+            return;
+        }
+        // It is too small, or an error left one.
+        let _ = self.files.remove(RESERVE_NAME);
+        self.reserve_bytes = 0;
+        // All that there is, so that what the predecessor left is not lost to the next one that looks for room.
+        let mut bytes = self.files.free_bytes().unwrap_or(wanted_bytes).min(wanted_bytes);
+        while bytes > self.len_bytes {
+            match self.files.create(RESERVE_NAME, bytes) {
+                Ok(()) => {
+                    self.reserve_bytes = bytes;
+                    return;
+                }
+                Err(error) if is_full(&error) => bytes /= 2,
+                Err(error) => {
+                    tracing::warn!(%error, "no room could be reserved for {MANIFEST_NAME}");
+                    return;
+                }
+            }
+        }
+        tracing::warn!(
+            "there is no room for a successor of {MANIFEST_NAME}: make some before the next start"
+        );
     }
 
     /// Length of the file in bytes.
@@ -351,6 +406,14 @@ impl Batches {
         }
         (self.bytes, self.index)
     }
+}
+
+fn len_of(files: &[(String, u64)], wanted: &str) -> Option<u64> {
+    files.iter().find(|(name, _)| name == wanted).map(|(_, len_bytes)| *len_bytes)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// Directory id and intact bytes.
@@ -458,6 +521,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
+    use crate::sim::SimWorld;
 
     /// One file in memory; an append fails when `fail` is set, with some of its bytes written.
     #[derive(Default)]
@@ -657,6 +721,42 @@ mod tests {
         manifest.rewrite(&[b"kept"]).unwrap();
         manifest.append(&[b"next"]).unwrap();
         assert_eq!(Manifest::open(files).unwrap().1, [b"kept", b"next"]);
+    }
+
+    /// As long as the room that was kept lasts.
+    #[test]
+    fn on_a_full_file_system_successors_get_the_room_that_was_kept() {
+        let world = SimWorld::new(1);
+        let used = || world.files().list().unwrap().iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let mut manifest = Manifest::create(world.files(), 7).unwrap();
+        assert_eq!(used(), manifest.len_bytes() + 2 * manifest.len_bytes() + RESERVE_BYTES_MIN);
+        world.set_capacity_bytes(Some(used()));
+        let mut records: Vec<[u8; 100]> = Vec::new();
+        let capacity = used();
+        let refused = loop {
+            records.push([records.len() as u8; 100]);
+            assert_eq!(
+                manifest.append(&records[records.len() - 1..]).unwrap_err().kind(),
+                io::ErrorKind::StorageFull
+            );
+            if let Err(error) = manifest.rewrite(&records) {
+                break error;
+            }
+            assert!(used() <= capacity);
+            let (again, found) = Manifest::open(world.files()).unwrap();
+            assert!(found == records);
+            manifest = again;
+        };
+        // Two of them are there for a moment.
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        assert!(records.len() as u64 * 104 > capacity / 2 - 1000, "{} records of {capacity}", records.len());
+        // What was there stays, and what was reserved; and as soon as there is room, all is well.
+        assert_eq!(used(), capacity);
+        assert!(Manifest::open(world.files()).unwrap().1 == records[..records.len() - 1]);
+        world.set_capacity_bytes(None);
+        manifest.rewrite(&records).unwrap();
+        assert_eq!(used(), 3 * manifest.len_bytes() + RESERVE_BYTES_MIN);
+        manifest.append(&records[..1]).unwrap();
     }
 
     #[test]
