@@ -1,7 +1,8 @@
 //! An engine of tasks on a multi-thread tokio runtime, on which tidelog uploads as well.
 //!
 //! No task blocks: appends wait for room by a future, and a checkpoint is awaited while the next records are appended. After
-//! the crash another machine goes on: it has another directory, and only the handles. Two buckets hold the objects.
+//! the crash another machine goes on: it has another directory, and only the handles. Two buckets hold the objects. In the
+//! end the handles are compacted, and what they named before is deleted.
 
 #[path = "embed_job/mod.rs"]
 mod embed_job;
@@ -11,8 +12,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use tidelog::{
-    AppendError, Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, KeyGroup, KeyGroupRange,
-    Options, PersistFuture, SequenceNumber, UploadRuntime, WriterControl,
+    AppendError, ChangeKey, Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, CompactError,
+    Compactor, KeyGroup, KeyGroupRange, Options, PersistFuture, SequenceNumber, UploadRuntime, WriterControl,
 };
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::mpsc;
@@ -176,6 +177,35 @@ async fn restore(handles: &[ChangelogHandle], key_groups: KeyGroupRange) -> Resu
     Ok(state)
 }
 
+/// A checkpoint with the same states in few objects, of the changes of each key only the last. The one that was given stays
+/// as good as it was.
+async fn compact(dir: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint> {
+    let bucket = format!("file://{}", dir.join("bucket-a").display());
+    let old = checkpoint.handles.concat();
+    // It blocks until the new objects are complete.
+    let new = spawn_blocking(move || {
+        // The key is the first 8 bytes of a value; the rest is its sum, not what is added to it.
+        let compactor = Compactor::open(&bucket)?.group("savepoints");
+        let mut compactor = compactor.last_value_by(|_| ChangeKey::Upsert(0..8));
+        Ok::<_, CompactError>(compactor.compact(&old, KeyGroupRange::ALL)?.handles)
+    })
+    .await??;
+    // One for each log: it goes where those of its log were.
+    let of_log = |old: &ChangelogHandle| new.iter().find(|new| new.log() == old.log()).cloned();
+    let handles = checkpoint.handles.iter().map(|old| old.iter().filter_map(of_log).collect());
+    Ok(Checkpoint { position: checkpoint.position, handles: handles.collect() })
+}
+
+/// Opens what a machine left, if only to delete what it has in the buckets.
+async fn discard(dir: &Path, machine: &str) -> Result<()> {
+    let changelog = open(dir, machine).await?;
+    for log in changelog.recovered() {
+        log.discard();
+    }
+    // It waits for the deletions, too.
+    Ok(spawn_blocking(move || changelog.close(Duration::from_secs(30))).await??)
+}
+
 async fn crash_and_go_on(dir: &Path) -> Result<()> {
     let mut checkpoint = Checkpoint::default();
     for (machine, until) in [("machine-1", BARRIER_EVERY * 3 + 5), ("machine-2", BARRIER_EVERY * 5 + 5)] {
@@ -191,8 +221,14 @@ async fn crash_and_go_on(dir: &Path) -> Result<()> {
         spawn_blocking(move || drop(changelog)).await?;
         checkpoint = last;
     }
+    let compacted = compact(dir, &checkpoint).await?;
+    for machine in ["machine-1", "machine-2"] {
+        discard(dir, machine).await?;
+    }
+    let of_old = checkpoint.handles.iter().flatten().next().ok_or("there is a handle")?;
+    assert!(restore(std::slice::from_ref(of_old), of_old.key_groups()).await.is_err(), "it is gone");
     let changelog = open(dir, "machine-3").await?;
-    for (number, handles) in (0..).zip(&checkpoint.handles) {
+    for (number, handles) in (0..).zip(&compacted.handles) {
         let key_groups = key_groups(number, INSTANCES);
         assert_eq!(restore(handles, key_groups).await?, expected(key_groups, checkpoint.position));
     }
