@@ -2,6 +2,8 @@
 //! fails.
 
 mod common;
+#[path = "../upload/tests/common/hooked.rs"]
+mod hooked;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,15 +13,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use hooked::{Hook, Hooked};
 use tidelog::{
     Change, ChangeKey, Changelog, ChangelogHandle, ChangelogReader, CompactError, Compactor, Compression,
     Extent, KeyGroup, KeyGroupRange, Options, Piece, SequenceNumber, Sweeper,
 };
 use tidelog_upload::sim::{Chances, SimStore};
-use tidelog_upload::{
-    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Store,
-    StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
-};
+use tidelog_upload::{BoxFuture, Capabilities, Lane, Operation, Store, StoreError, StoreErrorKind};
 
 const GROUPS: u16 = 16;
 const ALL: KeyGroupRange = KeyGroupRange::new(0, GROUPS - 1).unwrap();
@@ -380,77 +380,29 @@ impl Mortal {
     }
 }
 
-impl Mortal {
-    fn call<'a, T: 'a>(
+impl Hook for Mortal {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    fn pass<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,
         name: &'a str,
-        future: BoxFuture<'a, Result<T, StoreError>>,
+        _: Lane,
+        request: BoxFuture<'a, Result<T, StoreError>>,
     ) -> BoxFuture<'a, Result<T, StoreError>> {
         if self.calls_left.fetch_sub(1, Ordering::Relaxed) > 0 {
-            return future;
+            return request;
         }
         if self.silent {
             let writes = matches!(operation, Operation::Put | Operation::PutPart | Operation::Create);
-            return if writes { Box::pin(std::future::pending()) } else { future };
+            return if writes { Box::pin(std::future::pending()) } else { request };
         }
-        let error = StoreError::new(operation, self.url(), name, StoreErrorKind::Denied);
+        let error = StoreError::new(operation, self.inner.url(), name, StoreErrorKind::Denied);
         Box::pin(async move { Err(error) })
     }
-}
 
-impl Store for Mortal {
-    fn url(&self) -> &str {
-        self.inner.url()
-    }
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-    fn put<'a>(
-        &'a self,
-        name: &'a str,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.call(Operation::Put, name, self.inner.put(name, body, lane))
-    }
-    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
-        self.call(Operation::Create, name, self.inner.create(name))
-    }
-    fn put_part<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        number: u32,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.call(Operation::PutPart, upload.name, self.inner.put_part(upload, number, body, lane))
-    }
-    fn copy_part<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        number: u32,
-        from: &'a str,
-        range: Range<u64>,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.call(Operation::CopyPart, upload.name, self.inner.copy_part(upload, number, from, range))
-    }
-    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
-        self.call(Operation::ListParts, upload.name, self.inner.list_parts(upload))
-    }
-    fn complete<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        parts: &'a [UploadedPart],
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.call(Operation::Complete, upload.name, self.inner.complete(upload, parts))
-    }
-    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.call(Operation::Abort, upload.name, self.inner.abort(upload))
-    }
-    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
-        self.call(Operation::ListUploads, prefix, self.inner.list_uploads(prefix))
-    }
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
         let damages = self.damages.fetch_sub(1, Ordering::Relaxed) == 0;
         let got = self.inner.get(name, range);
@@ -459,16 +411,7 @@ impl Store for Mortal {
             bytes[0] ^= u8::from(damages);
             Ok(bytes.into())
         });
-        self.call(Operation::Get, name, read)
-    }
-    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
-        self.call(Operation::Head, name, self.inner.head(name))
-    }
-    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.call(Operation::Delete, name, self.inner.delete(name))
-    }
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
-        self.call(Operation::List, prefix, self.inner.list(prefix))
+        self.pass(Operation::Get, name, Lane::Primary, read)
     }
 }
 
@@ -487,7 +430,7 @@ fn a_bucket_that_fails_leaves_the_old_handles_and_nothing_that_a_sweep_does_not_
     for calls in (0..1000).step_by(9) {
         // Small parts of an upload, so that there are several of them.
         let inner = tidelog_upload::open_store(&bucket).unwrap();
-        let store = Arc::new(Mortal::new(inner, calls));
+        let store = Arc::new(Hooked(Mortal::new(inner, calls)));
         let mut compactor = Compactor::with_store(Arc::clone(&store) as Arc<dyn Store>)
             .part_bytes(16 << 10)
             .memory_bytes(256 << 10)
@@ -523,8 +466,8 @@ fn what_was_damaged_on_its_way_is_read_again() {
     let footers = files(&old).len() as i64;
     for read_at in [0, 1, 5] {
         let inner = tidelog_upload::open_store(&bucket).unwrap();
-        let store =
-            Arc::new(Mortal { damages: AtomicI64::new(footers + read_at), ..Mortal::new(inner, 1 << 40) });
+        let damages = AtomicI64::new(footers + read_at);
+        let store = Arc::new(Hooked(Mortal { damages, ..Mortal::new(inner, 1 << 40) }));
         let mut compactor = Compactor::with_store(Arc::clone(&store) as Arc<dyn Store>);
         let made = compactor.compact(&old, ALL).unwrap();
         assert!(store.damages.load(Ordering::Relaxed) < 0, "something was damaged");
@@ -541,7 +484,7 @@ fn a_bucket_that_does_not_answer_is_not_waited_for_for_ever() {
         let old = history(options(dir.path(), &bucket), &mut Random(11), 3, checkpoints);
         let before = common::objects(dir.path());
         let inner = tidelog_upload::open_store(&bucket).unwrap();
-        let store = Mortal { silent: true, ..Mortal::new(inner, 0) };
+        let store = Hooked(Mortal { silent: true, ..Mortal::new(inner, 0) });
         let mut compactor = Compactor::with_store(Arc::new(store))
             .part_bytes(16 << 10)
             .memory_bytes(memory)

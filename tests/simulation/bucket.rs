@@ -10,11 +10,9 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 use tidelog_io::sim::{SimRng, SimWorld};
 use tidelog_upload::sim::SimStore;
-use tidelog_upload::{
-    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Store,
-    StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
-};
+use tidelog_upload::{BoxFuture, Lane, Operation, Store, StoreError, StoreErrorKind};
 
+use crate::hooked::{Hook, Hooked};
 use crate::machine::Plant;
 
 /// Lets commits wait, some of them, until time has passed.
@@ -131,180 +129,67 @@ impl fmt::Debug for Bucket {
     }
 }
 
-impl Store for Bucket {
-    fn url(&self) -> &str {
-        self.store.url()
+impl Hook for Bucket {
+    fn inner(&self) -> &dyn Store {
+        &self.store
     }
 
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn put<'a>(
+    fn pass<'a, T: Send + 'a>(
         &'a self,
+        operation: Operation,
         name: &'a str,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        _: Lane,
+        request: BoxFuture<'a, Result<T, StoreError>>,
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
         Box::pin(async move {
-            self.slow.wait().await;
+            let commits = matches!(operation, Operation::Put | Operation::Complete);
+            if commits {
+                self.slow.wait().await;
+            }
             self.look();
-            let tag = self.tell(Operation::Put, name, self.store.put(name, body, lane).await)?;
-            self.spoil(name);
-            Ok(tag)
-        })
-    }
-
-    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
-        Box::pin(async move {
-            self.look();
-            self.tell(Operation::Create, name, self.store.create(name).await)
-        })
-    }
-
-    fn put_part<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        number: u32,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        Box::pin(async move {
-            self.look();
-            let outcome = self.store.put_part(upload, number, body, lane).await;
-            self.tell(Operation::PutPart, upload.name, outcome)
-        })
-    }
-
-    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
-        self.look();
-        self.store.list_parts(upload)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        parts: &'a [UploadedPart],
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        Box::pin(async move {
-            self.slow.wait().await;
-            self.look();
-            let outcome = self.store.complete(upload, parts).await;
-            let tag = self.tell(Operation::Complete, upload.name, outcome)?;
-            self.spoil(upload.name);
-            Ok(tag)
-        })
-    }
-
-    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.look();
-            self.tell(Operation::Abort, upload.name, self.store.abort(upload).await)
-        })
-    }
-
-    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
-        self.look();
-        self.store.list_uploads(prefix)
-    }
-
-    fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        self.look();
-        self.store.get(name, range)
-    }
-
-    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
-        self.look();
-        self.store.head(name)
-    }
-
-    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.look();
-            let kept = self.store.objects().get(name).cloned();
-            self.tell(Operation::Delete, name, self.store.delete(name).await)?;
-            if self.plant == Some(Plant::KeepDeleted) && kept.is_some() {
+            let keeps = operation == Operation::Delete && self.plant == Some(Plant::KeepDeleted);
+            let kept = if keeps { self.store.objects().remove(name) } else { None };
+            let outcome = self.tell(operation, name, request.await)?;
+            if commits {
+                self.spoil(name);
+            }
+            if kept.is_some() {
                 self.store.tamper(name, kept);
             }
-            Ok(())
-        })
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
-        Box::pin(async move {
-            self.look();
-            self.tell(Operation::List, prefix, self.store.list(prefix).await)
+            Ok(outcome)
         })
     }
 }
 
 /// What a bucket held at some time. Nothing can be changed in it.
+pub type Contents = Hooked<Frozen>;
+
 #[derive(Clone, Debug)]
-pub struct Contents {
+pub struct Frozen {
     store: SimStore,
     objects: Arc<BTreeMap<String, Bytes>>,
 }
 
 impl Contents {
     pub fn of(store: &SimStore) -> Contents {
-        Contents { store: store.clone(), objects: Arc::new(store.objects()) }
-    }
-
-    fn refused<'a, T: Send + 'a>(
-        &'a self,
-        operation: Operation,
-        name: &'a str,
-    ) -> BoxFuture<'a, Result<T, StoreError>> {
-        let error = StoreError::new(operation, self.store.url(), name, StoreErrorKind::Unsupported);
-        Box::pin(async move { Err(error) })
+        Hooked(Frozen { store: store.clone(), objects: Arc::new(store.objects()) })
     }
 }
 
-impl Store for Contents {
-    fn url(&self) -> &str {
-        self.store.url()
+impl Hook for Frozen {
+    fn inner(&self) -> &dyn Store {
+        &self.store
     }
 
-    fn capabilities(&self) -> &Capabilities {
-        self.store.capabilities()
-    }
-
-    fn put<'a>(&'a self, name: &'a str, _: Body, _: Lane) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.refused(Operation::Put, name)
-    }
-
-    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
-        self.refused(Operation::Create, name)
-    }
-
-    fn put_part<'a>(
+    fn pass<'a, T: Send + 'a>(
         &'a self,
-        upload: UploadRef<'a>,
-        _: u32,
-        _: Body,
+        operation: Operation,
+        name: &'a str,
         _: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.refused(Operation::PutPart, upload.name)
-    }
-
-    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
-        self.refused(Operation::ListParts, upload.name)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        _: &'a [UploadedPart],
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.refused(Operation::Complete, upload.name)
-    }
-
-    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.refused(Operation::Abort, upload.name)
-    }
-
-    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
-        self.refused(Operation::ListUploads, prefix)
+        _: BoxFuture<'a, Result<T, StoreError>>,
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
+        let error = StoreError::new(operation, self.store.url(), name, StoreErrorKind::Unsupported);
+        Box::pin(async move { Err(error) })
     }
 
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
@@ -318,17 +203,5 @@ impl Store for Contents {
             Some(object) => Ok(object.slice(range.start as usize..range.end as usize)),
         };
         Box::pin(async move { found })
-    }
-
-    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
-        self.refused(Operation::Head, name)
-    }
-
-    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.refused(Operation::Delete, name)
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
-        self.refused(Operation::List, prefix)
     }
 }

@@ -14,6 +14,7 @@ use tidelog_upload::sim::SimStore;
 use tidelog_upload::{Capabilities, HedgeOptions, Parts, Store, UploadOptions};
 
 use crate::bucket::{Bucket, Contents, Slow};
+use crate::hooked::Hooked;
 
 /// What the network has lost sight of has arrived by then.
 const LATE_MICROS_MAX: u64 = 4_000_000;
@@ -212,7 +213,7 @@ impl Machine {
             .collect();
         let bucket = |store: &SimStore| {
             let (store, worlds, slow) = (store.clone(), self.worlds.clone(), Arc::clone(&self.slow));
-            Arc::new(Bucket { store, worlds, plant: self.plant, slow, verbose: self.verbose })
+            Arc::new(Hooked(Bucket { store, worlds, plant: self.plant, slow, verbose: self.verbose }))
                 as Arc<dyn Store>
         };
         let stores = self.stores.iter().map(bucket).collect();

@@ -9,6 +9,8 @@ mod allocator;
 mod bucket;
 mod crash_points;
 mod history;
+#[path = "../../upload/tests/common/hooked.rs"]
+mod hooked;
 mod long_life;
 mod machine;
 mod model;

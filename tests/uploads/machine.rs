@@ -2,23 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use tidelog::{
     Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, Durability, KeyGroup, KeyGroupRange,
     Options, PersistError, PersistFuture, Seams, SequenceNumber,
 };
 use tidelog_io::sim::{SimRng, SimWorld};
 use tidelog_upload::sim::{Fault, SimStore};
-use tidelog_upload::{
-    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Store,
-    StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
-};
+use tidelog_upload::{BoxFuture, Lane, Operation, Store, StoreError, StoreErrorKind};
+
+use crate::hooked::{Hook, Hooked};
 
 pub const ZERO: SequenceNumber = SequenceNumber::ZERO;
 pub const SECOND: Duration = Duration::from_secs(1);
@@ -34,7 +31,7 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(buckets: u64) -> Machine {
-        let stores = (0..buckets).map(|seed| Arc::new(Refusing::new(SimStore::new(seed)))).collect();
+        let stores = (0..buckets).map(|seed| Arc::new(Hooked(Refuses::new(SimStore::new(seed))))).collect();
         let worlds = vec![SimWorld::new(7)];
         Machine { worlds, stores, started_at: Instant::now(), micros: Arc::default() }
     }
@@ -124,8 +121,10 @@ pub fn writer(changelog: &Changelog, name: &str) -> ChangelogWriter {
 }
 
 /// A bucket that denies, forgets, lets wait, or whose user dies after a number of requests.
+pub type Refusing = Hooked<Refuses>;
+
 #[derive(Debug)]
-pub struct Refusing {
+pub struct Refuses {
     pub inner: SimStore,
     pub deny: AtomicBool,
     /// Its next Complete finds that the upload is not there any more.
@@ -137,9 +136,9 @@ pub struct Refusing {
     left: Mutex<Option<u64>>,
 }
 
-impl Refusing {
-    pub fn new(inner: SimStore) -> Refusing {
-        Refusing {
+impl Refuses {
+    fn new(inner: SimStore) -> Refuses {
+        Refuses {
             inner,
             deny: AtomicBool::new(false),
             forget: AtomicBool::new(false),
@@ -206,89 +205,24 @@ impl Refusing {
     }
 }
 
-impl Store for Refusing {
-    fn url(&self) -> &str {
-        self.inner.url()
+impl Hook for Refuses {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
 
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn put<'a>(
+    fn pass<'a, T: Send + 'a>(
         &'a self,
+        operation: Operation,
         name: &'a str,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
+        _: Lane,
+        request: BoxFuture<'a, Result<T, StoreError>>,
+    ) -> BoxFuture<'a, Result<T, StoreError>> {
+        use Operation::{Complete, Create, Delete, Get, Put, PutPart};
         Box::pin(async move {
-            self.check(Operation::Put, name).await?;
-            self.inner.put(name, body, lane).await
+            if matches!(operation, Put | Create | PutPart | Complete | Get | Delete) {
+                self.check(operation, name).await?;
+            }
+            request.await
         })
-    }
-
-    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
-        Box::pin(async move {
-            self.check(Operation::Create, name).await?;
-            self.inner.create(name).await
-        })
-    }
-
-    fn put_part<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        number: u32,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        Box::pin(async move {
-            self.check(Operation::PutPart, upload.name).await?;
-            self.inner.put_part(upload, number, body, lane).await
-        })
-    }
-
-    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
-        self.inner.list_parts(upload)
-    }
-
-    fn complete<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        parts: &'a [UploadedPart],
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        Box::pin(async move {
-            self.check(Operation::Complete, upload.name).await?;
-            self.inner.complete(upload, parts).await
-        })
-    }
-
-    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.inner.abort(upload)
-    }
-
-    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
-        self.inner.list_uploads(prefix)
-    }
-
-    fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        Box::pin(async move {
-            self.check(Operation::Get, name).await?;
-            self.inner.get(name, range).await
-        })
-    }
-
-    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
-        self.inner.head(name)
-    }
-
-    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(async move {
-            self.check(Operation::Delete, name).await?;
-            self.inner.delete(name).await
-        })
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
-        self.inner.list(prefix)
     }
 }

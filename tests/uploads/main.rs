@@ -2,6 +2,8 @@
 
 mod dead;
 mod guards;
+#[path = "../../upload/tests/common/hooked.rs"]
+mod hooked;
 mod machine;
 mod overlap;
 

@@ -292,7 +292,7 @@ fn a_store_that_panics_is_a_failed_request() {
         for done in puts {
             outcome(&driver, &time, done).unwrap();
         }
-        assert_eq!(placed(&[store.inner], &placement).len(), parts.len() * 4 + 1);
+        assert_eq!(placed(&[store.0.inner], &placement).len(), parts.len() * 4 + 1);
         assert!(driver.stats().failures > 0);
     }
 }

@@ -1,6 +1,8 @@
 //! What the tests of the driver share: callbacks, a clock, and a bucket with traps.
 #![allow(dead_code)] // each test file uses its part
 
+mod hooked;
+
 use std::future::{pending, poll_fn};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,11 +14,12 @@ use bytes::Bytes;
 use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::multipart::Placement;
 use tidelog_upload::sim::SimStore;
-use tidelog_upload::store::{ListedObject, ListedPart, ListedUpload, UploadedPart};
 use tidelog_upload::{
-    Body, BoxFuture, Capabilities, Driver, EntityTag, HedgeOptions, Lane, ObjectUpload, Operation, Pending,
-    Store, StoreError, UploadId, UploadOptions, UploadRef, Wire, channel,
+    BoxFuture, Driver, HedgeOptions, Lane, ObjectUpload, Operation, Pending, Store, StoreError,
+    UploadOptions, Wire, channel,
 };
+
+use hooked::{Hook, Hooked};
 
 pub type Outcome<T> = Pending<Result<T, StoreError>>;
 
@@ -139,8 +142,10 @@ pub enum Trap {
 type Choice = Box<dyn FnMut(Operation, &str, Lane) -> Option<Trap> + Send>;
 
 /// A bucket whose requests fall into traps.
+pub type Trapped = Hooked<Traps>;
+
 #[derive(Clone)]
-pub struct Trapped {
+pub struct Traps {
     pub inner: SimStore,
     shared: Arc<Shared>,
 }
@@ -179,9 +184,11 @@ impl Trapped {
             retired: AtomicU64::new(0),
             under_way: AtomicU64::new(0),
         };
-        Trapped { inner, shared: Arc::new(shared) }
+        Hooked(Traps { inner, shared: Arc::new(shared) })
     }
+}
 
+impl Traps {
     /// Says of the connections of further requests that they have taken so much.
     pub fn take(&self, bytes: u64) {
         *self.shared.taken_bytes.lock().unwrap() = Some(bytes);
@@ -197,16 +204,6 @@ impl Trapped {
         self.shared.under_way.load(Ordering::Relaxed)
     }
 
-    fn connect(&self, wire: &Wire) {
-        if let Some(bytes) = *self.shared.taken_bytes.lock().unwrap() {
-            wire.took(bytes);
-        }
-        let shared = Arc::clone(&self.shared);
-        wire.on_retire(move || {
-            shared.retired.fetch_add(1, Ordering::Relaxed);
-        });
-    }
-
     /// Lets through whoever waits at the gate.
     pub fn open_gate(&self) {
         let mut gate = self.shared.gate.lock().unwrap();
@@ -215,8 +212,20 @@ impl Trapped {
         drop(gate);
         wakers.into_iter().for_each(Waker::wake);
     }
+}
 
-    fn guard<'a, T: Send + 'a>(
+impl std::fmt::Debug for Traps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl Hook for Traps {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
+    fn pass<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,
         name: &'a str,
@@ -250,67 +259,6 @@ impl Trapped {
             }
         })
     }
-}
-
-impl std::fmt::Debug for Trapped {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.inner.fmt(f)
-    }
-}
-
-impl Store for Trapped {
-    fn url(&self) -> &str {
-        self.inner.url()
-    }
-
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
-    }
-
-    fn put<'a>(
-        &'a self,
-        name: &'a str,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.connect(body.wire());
-        self.guard(Operation::Put, name, lane, self.inner.put(name, body, lane))
-    }
-
-    fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
-        self.guard(Operation::Create, name, Lane::Primary, self.inner.create(name))
-    }
-
-    fn put_part<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        number: u32,
-        body: Body,
-        lane: Lane,
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.connect(body.wire());
-        self.guard(Operation::PutPart, upload.name, lane, self.inner.put_part(upload, number, body, lane))
-    }
-
-    fn list_parts<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<Vec<ListedPart>, StoreError>> {
-        self.guard(Operation::ListParts, upload.name, Lane::Primary, self.inner.list_parts(upload))
-    }
-
-    fn complete<'a>(
-        &'a self,
-        upload: UploadRef<'a>,
-        parts: &'a [UploadedPart],
-    ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
-        self.guard(Operation::Complete, upload.name, Lane::Primary, self.inner.complete(upload, parts))
-    }
-
-    fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.guard(Operation::Abort, upload.name, Lane::Primary, self.inner.abort(upload))
-    }
-
-    fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
-        self.guard(Operation::ListUploads, prefix, Lane::Primary, self.inner.list_uploads(prefix))
-    }
 
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
         Box::pin(async move {
@@ -323,15 +271,13 @@ impl Store for Trapped {
         })
     }
 
-    fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
-        self.guard(Operation::Head, name, Lane::Primary, self.inner.head(name))
-    }
-
-    fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
-        self.guard(Operation::Delete, name, Lane::Primary, self.inner.delete(name))
-    }
-
-    fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
-        self.guard(Operation::List, prefix, Lane::Primary, self.inner.list(prefix))
+    fn connect(&self, wire: &Wire) {
+        if let Some(bytes) = *self.shared.taken_bytes.lock().unwrap() {
+            wire.took(bytes);
+        }
+        let shared = Arc::clone(&self.shared);
+        wire.on_retire(move || {
+            shared.retired.fetch_add(1, Ordering::Relaxed);
+        });
     }
 }
