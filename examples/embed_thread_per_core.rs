@@ -193,11 +193,11 @@ impl Instance {
     async fn restore(&mut self, handles: &[ChangelogHandle]) -> Result<()> {
         let mut reader = ChangelogReader::open(handles, self.key_groups)?;
         while let Some(changes) = reader.next_batch().await? {
-            for change in &changes {
+            for change in changes.iter() {
                 match change.key_group {
                     // Metadata comes first, from each log that has a part of these key groups.
                     None => assert_eq!(change.value, LAYOUT),
-                    Some(_) => apply(&mut self.state, change)?,
+                    Some(_) => apply(&mut self.state, change.value)?,
                 }
             }
         }

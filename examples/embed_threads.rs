@@ -232,7 +232,7 @@ fn restore(changelog: &Changelog, stored: &InstanceCheckpoint, key_groups: KeyGr
     };
     // Local blocks first, where this directory still holds them; the rest from the bucket.
     for change in changelog.restore(&stored.handles)?.reader(key_groups)? {
-        apply(&mut state, &change?)?;
+        apply(&mut state, &change?.value)?;
     }
     Ok(state)
 }

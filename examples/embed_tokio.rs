@@ -170,8 +170,8 @@ async fn restore(handles: &[ChangelogHandle], key_groups: KeyGroupRange) -> Resu
     let mut state = State::new();
     let mut reader = ChangelogReader::open(handles, key_groups)?;
     while let Some(changes) = reader.next_batch().await? {
-        for change in &changes {
-            apply(&mut state, change)?;
+        for change in changes.iter() {
+            apply(&mut state, change.value)?;
         }
     }
     Ok(state)

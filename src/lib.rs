@@ -58,7 +58,9 @@ pub use options::{
     Compression, Durability, EngineChoice, HedgeOptions, OptionError, Options, UploadOptions, UploadRuntime,
 };
 pub use piece::Piece;
-pub use reader::{Change, ChangelogReader, HandlesError, ReadStats, Restore};
+pub use reader::{
+    Change, ChangeBatch, ChangeBatchIntoIter, ChangelogReader, HandlesError, ReadStats, Restore,
+};
 pub use recovered::RecoveredLog;
 pub use sweep::{Kept, Stray, StrayKind, SweepError, SweepPlan, Sweeper};
 pub use tidelog_io::disk::EngineInfo;

@@ -150,6 +150,19 @@ impl Changeset {
         group: Option<KeyGroup>,
         compression: Compression,
     ) -> Result<Changeset, PartError> {
+        Changeset::decode_and_visit(bytes, part, log, group, compression, |_, _| {})
+    }
+
+    /// As [`decode`](Self::decode), and visits each change with its sequence number and where its value stands in the
+    /// [`bytes`](Self::bytes). What was visited counts only if the result is Ok.
+    pub(crate) fn decode_and_visit(
+        bytes: Bytes,
+        part: PartId,
+        log: LogId,
+        group: Option<KeyGroup>,
+        compression: Compression,
+        mut visit: impl FnMut(SequenceNumber, Range<usize>),
+    ) -> Result<Changeset, PartError> {
         const WHAT: &str = "changeset";
         let (checksum, stored) =
             bytes.split_first_chunk::<CHECKSUM_BYTES>().ok_or(PartError::Checksum(WHAT))?;
@@ -167,15 +180,22 @@ impl Changeset {
         let count = varint::take(&mut records).ok_or(corrupt("no count"))?;
         let records = payload.slice(payload.len() - records.len()..);
         // Walked here once, so that nothing of a malformed changeset is ever handed out.
-        let (mut rest, mut due, mut left) = (&records[..], 0, count);
+        let (mut rest, mut due, mut found) = (&records[..], 0, 0);
         while !rest.is_empty() {
-            take_record(&mut rest, &mut due).ok_or(corrupt("a malformed record"))?;
-            left = left.checked_sub(1).ok_or(corrupt("more records than it says"))?;
+            let (number, value) = take_record(&mut rest, &mut due).ok_or(corrupt("a malformed record"))?;
+            let end = records.len() - rest.len();
+            visit(number, end - value.len()..end);
+            found += 1;
         }
-        if left != 0 {
-            return Err(corrupt("fewer records than it says"));
+        if found != count {
+            return Err(corrupt("another number of records than it says"));
         }
         Ok(Changeset { records, count })
+    }
+
+    /// The verified bytes that values stand in.
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.records
     }
 
     /// How many changes there are.
@@ -198,7 +218,7 @@ impl Changeset {
 }
 
 /// Iterator of [`Changeset::records`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Records<'a> {
     rest: &'a [u8],
     due: u64,
@@ -207,13 +227,14 @@ pub struct Records<'a> {
 impl<'a> Iterator for Records<'a> {
     type Item = (SequenceNumber, &'a [u8]);
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         take_record(&mut self.rest, &mut self.due)
     }
 }
 
 /// Iterator of [`Changeset::into_records`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct IntoRecords {
     records: Bytes,
     at: usize,
@@ -346,8 +367,9 @@ fn unpack(stored: Bytes) -> Option<Bytes> {
 #[inline]
 fn take_record<'a>(rest: &mut &'a [u8], due: &mut u64) -> Option<(SequenceNumber, &'a [u8])> {
     let mut bytes = *rest;
-    let sequence = varint::take(&mut bytes)?.checked_add(*due)?;
-    let len = usize::try_from(varint::take(&mut bytes)?).ok()?;
+    let (distance, len) = varint::take_pair(&mut bytes)?;
+    let sequence = distance.checked_add(*due)?;
+    let len = usize::try_from(len).ok()?;
     let (value, behind) = bytes.split_at_checked(len)?;
     *due = sequence.checked_add(1)?;
     *rest = behind;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use tidelog::{Change, KeyGroup, KeyGroupRange};
+use tidelog::{KeyGroup, KeyGroupRange};
 
 /// What an engine's steps may fail with.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -48,8 +48,8 @@ pub fn change(key: u64, sum: i64) -> [u8; 16] {
 }
 
 /// Makes a change of the log in the state.
-pub fn apply(state: &mut State, change: &Change) -> Result<()> {
-    let (key, sum) = change.value.split_first_chunk().ok_or("a change is shorter than its key")?;
+pub fn apply(state: &mut State, change: &[u8]) -> Result<()> {
+    let (key, sum) = change.split_first_chunk().ok_or("a change is shorter than its key")?;
     state.insert(u64::from_le_bytes(*key), i64::from_le_bytes(sum.try_into()?));
     Ok(())
 }

@@ -128,6 +128,8 @@ pub(super) enum Unread {
     Store(StoreError),
     Footer(FooterError),
     Part(PartError),
+    /// The changeset at this place in its run.
+    Changeset(Range<u64>, PartError),
     Closed,
 }
 
@@ -142,7 +144,8 @@ impl Unread {
             (Unread::Part(error), Some(run)) => {
                 source.damaged(run, 0..u64::from(run.run.directory_len), error)
             }
-            (Unread::Part(_) | Unread::Closed, _) => ReadError::Closed,
+            (Unread::Changeset(range, error), Some(run)) => source.damaged(run, range, error),
+            (Unread::Part(_) | Unread::Changeset(..) | Unread::Closed, _) => ReadError::Closed,
         }
     }
 }
@@ -254,16 +257,18 @@ impl Objects {
         Ok(())
     }
 
-    /// A range of the object's bytes.
-    pub fn download(
+    /// What is made of a range of the object's bytes, on the thread that received them: there they are in its cache, and
+    /// several are looked at side by side.
+    pub fn download<T: Send + 'static>(
         &self,
         source: &ObjectSource,
         range: Range<u64>,
         stats: &mut ReadStats,
-    ) -> Result<Asked<Rope>, ReadError> {
+        decode: impl FnOnce(&Rope) -> Result<T, Unread> + Send + 'static,
+    ) -> Result<Asked<T>, ReadError> {
         let (resolver, pending) = tidelog_upload::channel();
         self.get(&source.extent, range, stats, move |outcome| {
-            resolver.resolve(outcome.map_err(Unread::Store));
+            resolver.resolve(outcome.map_err(Unread::Store).and_then(|rope| decode(&rope)));
         })?;
         Ok(Asked::Waiting(pending))
     }

@@ -1,5 +1,6 @@
 //! Restores from an S3 bucket over the real protocol: a reader of a quarter of the key groups beside the store's client
-//! alone, which reads the same ranges through the same driver, as many at once, and looks at nothing.
+//! alone, which reads the same ranges through the same driver, as many at once, and looks at nothing. The reader's
+//! changes are visited one by one, and their lengths added up.
 //!
 //! The server is this package's own, another process that keeps its objects on the disk; it shares the cores with the
 //! client, on the loopback interface. No figure is one of a cloud store; the ratio of the two is what counts.
@@ -69,7 +70,11 @@ fn main() {
             client.download();
         } else {
             let mut reader = ChangelogReader::open(&handles, quarter).expect("the bucket opens");
-            while block_on(reader.next_batch()).expect("the object is whole").is_some() {}
+            let mut value_bytes = 0;
+            while let Some(batch) = block_on(reader.next_batch()).expect("the object is whole") {
+                value_bytes += batch.iter().map(|change| change.value.len() as u64).sum::<u64>();
+            }
+            assert!(value_bytes > needed / 2, "every value was looked at");
             stats = Some(reader.stats());
         }
         cpu[leg].push((cpu_time() - cpu_before).as_secs_f64());
