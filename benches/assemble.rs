@@ -13,9 +13,9 @@ use std::time::Instant;
 use common::{Bench, Limit, Table, median};
 use tidelog::assemble::Assembler;
 use tidelog::block::{Block, BlockBuilder, BlockPlace, seal};
-use tidelog::footer::Footer;
 use tidelog::part::{Compression, PartId};
 use tidelog::record::{FrameKind, Header, frame_len};
+use tidelog::tail::Tail;
 use tidelog::{LogId, SequenceNumber};
 
 const BLOCK_BYTES: usize = 256 << 10;
@@ -65,11 +65,10 @@ fn main() {
                 .assemble(&blocks, &mut |_| SequenceNumber::ZERO..SequenceNumber(u64::MAX), PART, compression)
                 .expect("blocks are in order");
             times.push(start.elapsed().as_secs_f64());
-            let directories: u64 = part.runs.iter().map(|run| u64::from(run.directory_len)).sum();
-            let mut footer = Footer::new(PART.token);
-            footer.push(compression, part.runs);
-            let footer_len = footer.encode().len() as u64;
-            overhead = (directories + footer_len) as f64 / (part.bytes.len() as u64 + footer_len) as f64;
+            let mut tail = Tail::new(PART.token);
+            tail.push(compression, part.runs, &part.directories);
+            let tail_len = tail.encode().0.len();
+            overhead = tail_len as f64 / (part.bytes.len() + tail_len) as f64;
             // As the uploader does with what it gets back.
             assembler.reuse(part.bytes);
         }

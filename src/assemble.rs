@@ -17,6 +17,8 @@ use std::ops::Range;
 pub struct Part {
     /// The part's bytes: its runs back to back. Empty if no change was to be kept.
     pub bytes: Vec<u8>,
+    /// The directories of its runs, back to back, for the [tail](crate::tail::Tail) of its object.
+    pub directories: Vec<u8>,
     /// What stands where in `bytes`, sorted by log.
     pub runs: Vec<Run>,
 }
@@ -76,13 +78,13 @@ impl Assembler {
         bytes.truncate(raw_len);
         match compression {
             Compression::None => {
-                self.seal(&mut bytes, &runs, part);
-                Ok(Part { bytes, runs })
+                let directories = self.seal(&mut bytes, &runs, part);
+                Ok(Part { bytes, directories, runs })
             }
             Compression::Lz4 => {
-                let packed = self.pack(&bytes, &mut runs, part);
+                let (packed, directories) = self.pack(&bytes, &mut runs, part);
                 self.spare = bytes;
-                Ok(Part { bytes: packed, runs })
+                Ok(Part { bytes: packed, directories, runs })
             }
         }
     }
@@ -329,7 +331,7 @@ impl Assembler {
             }
             let spans = &mut self.changesets[spans_start..];
             let directory_len = part::directory_len(spans.iter().map(|span| (span.group_key, span.len)));
-            let mut at = offset + directory_len as u64;
+            let mut at = offset;
             for span in spans {
                 let cell = &mut self.cells[span.cell as usize];
                 span.start = at;
@@ -352,7 +354,7 @@ impl Assembler {
     /// The second walk: writes every change at its cell's cursor.
     ///
     /// Writes may go up to seven bytes past a change. Within a changeset the next change overwrites them; past its end
-    /// stands a checksum or a directory, which are written last, or the slack.
+    /// stands a checksum, which is written last, or the slack.
     fn scatter(&mut self, blocks: &[Block<'_>], out: &mut [u8]) {
         for span in &self.changesets {
             let count = self.cells[span.cell as usize].count;
@@ -395,53 +397,49 @@ impl Assembler {
         }
     }
 
-    /// Writes the directories and checksums of an uncompressed part.
-    fn seal(&self, bytes: &mut [u8], runs: &[Run], part: PartId) {
+    /// Writes the checksums of an uncompressed part. Returns its directories.
+    fn seal(&self, bytes: &mut [u8], runs: &[Run], part: PartId) -> Vec<u8> {
         let mut spans = &self.changesets[..];
-        let mut directory = Vec::new();
+        let mut directories = Vec::new();
         for run in runs {
             let run_end = run.offset + run.len;
             let (own, others) = spans.split_at(spans.partition_point(|span| span.start < run_end));
             spans = others;
-            directory.clear();
-            part::put_directory(
-                &mut directory,
-                part,
-                run.log,
-                own.iter().map(|span| (span.group_key, span.len)),
-            );
-            bytes[run.offset as usize..][..directory.len()].copy_from_slice(&directory);
+            let lens = own.iter().map(|span| (span.group_key, span.len));
+            part::put_directory(&mut directories, part, run.log, lens);
             for span in own {
                 let changeset = &mut bytes[span.start as usize..][..span.len as usize];
                 part::seal_changeset(changeset, part, run.log, span.group_key);
             }
         }
+        directories
     }
 
-    /// Compresses the changesets of an uncompressed, unsealed part into a part of its own, and corrects the runs.
-    fn pack(&mut self, raw: &[u8], runs: &mut [Run], part: PartId) -> Vec<u8> {
+    /// Compresses the changesets of an uncompressed, unsealed part into a part of its own, and corrects the runs. Returns its
+    /// directories too.
+    fn pack(&mut self, raw: &[u8], runs: &mut [Run], part: PartId) -> (Vec<u8>, Vec<u8>) {
         let mut out = Vec::with_capacity(raw.len());
+        let mut directories = Vec::new();
         let mut spans = &mut self.changesets[..];
-        let mut packed = Vec::new();
         for run in runs {
             let run_end = run.offset + run.len;
             let own_len = spans.partition_point(|span| span.start < run_end);
             let own;
             (own, spans) = spans.split_at_mut(own_len);
-            packed.clear();
-            for span in own.iter_mut() {
-                let start = packed.len();
-                let payload = &raw[span.start as usize..][..span.len as usize][part::CHECKSUM_BYTES..];
-                self.packer.put_changeset(&mut packed, payload, part, run.log, span.group_key);
-                span.len = (packed.len() - start) as u64;
-            }
             run.offset = out.len() as u64;
-            part::put_directory(&mut out, part, run.log, own.iter().map(|span| (span.group_key, span.len)));
-            run.directory_len = (out.len() as u64 - run.offset) as u32;
-            out.extend_from_slice(&packed);
+            for span in own.iter_mut() {
+                let start = out.len();
+                let payload = &raw[span.start as usize..][..span.len as usize][part::CHECKSUM_BYTES..];
+                self.packer.put_changeset(&mut out, payload, part, run.log, span.group_key);
+                span.len = (out.len() - start) as u64;
+            }
             run.len = out.len() as u64 - run.offset;
+            let start = directories.len();
+            let lens = own.iter().map(|span| (span.group_key, span.len));
+            part::put_directory(&mut directories, part, run.log, lens);
+            run.directory_len = (directories.len() - start) as u32;
         }
-        out
+        (out, directories)
     }
 }
 

@@ -1,11 +1,13 @@
 //! The footer: what ends an object and tells which runs its parts hold.
 //!
-//! Owns the layout of the footer and of the trailer that makes an object readable without its handle. The runs
-//! themselves are in part.rs. The byte layout is in docs/format.md.
+//! Owns the layout of the footer and of the trailer that makes an object readable without its handle, and where the
+//! directories of runs stand. What is in a run and in its directory is part.rs's; both come together in tail.rs. The byte
+//! layout is in docs/format.md.
 
 use crate::part::{Compression, PartId, Run};
 use crate::types::{LogId, SequenceNumber};
 use crate::varint;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use twox_hash::XxHash3_64;
 
@@ -92,18 +94,21 @@ pub struct PartEntry {
 /// 1. A part's runs are sorted by log and back to back, from the part's start to its end.
 /// 2. A log's runs go up in sequence numbers from part to part.
 /// 3. At most [`PARTS_MAX`] parts.
+/// 4. Behind the parts stand the directories of all runs, by log, those of a log in the order of its runs; then the footer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Footer {
     token: u64,
     parts: Vec<PartEntry>,
     runs: usize,
+    /// What the directories of each log take, in bytes.
+    directories: BTreeMap<LogId, u64>,
 }
 
 impl Footer {
     /// The footer of an object with no parts yet.
     #[must_use]
     pub fn new(token: u64) -> Footer {
-        Footer { token, parts: Vec::new(), runs: 0 }
+        Footer { token, parts: Vec::new(), runs: 0, directories: BTreeMap::new() }
     }
 
     /// Whether one more part, with this many runs, leaves the footer readable. If not, the object must end before it.
@@ -114,29 +119,18 @@ impl Footer {
         self.parts.len() < PARTS_MAX && runs.saturating_add(parts + 100) <= FOOTER_BYTES_MAX
     }
 
-    /// Adds the next part, with its runs as the assembler gave them.
+    /// Adds the next part, with its runs; it may be a copy of the part `origin` of another object.
     ///
     /// # Panics
     /// If the part does not [fit](Footer::fits), or if its runs are not sorted by log and back to back.
-    pub fn push(&mut self, compression: Compression, runs: Vec<Run>) {
-        self.push_part(compression, runs, None);
-    }
-
-    /// Adds the next part, which is a copy of the part `origin` of another object: of all its bytes.
-    ///
-    /// # Panics
-    /// As [`push`](Footer::push).
-    pub fn push_copy(&mut self, compression: Compression, runs: Vec<Run>, origin: PartId) {
-        self.push_part(compression, runs, Some(origin));
-    }
-
-    fn push_part(&mut self, compression: Compression, runs: Vec<Run>, origin: Option<PartId>) {
+    pub(crate) fn push_part(&mut self, compression: Compression, runs: Vec<Run>, origin: Option<PartId>) {
         assert!(self.fits(runs.len()), "an object ends before its footer grows too long to be read");
         let mut len = 0;
         for (index, run) in runs.iter().enumerate() {
             assert!(run.offset == len && run.first < run.end, "runs are not empty and stand back to back");
             assert!(index == 0 || runs[index - 1].log < run.log, "runs are sorted by log");
             len += run.len;
+            *self.directories.entry(run.log).or_default() += u64::from(run.directory_len);
         }
         self.runs += runs.len();
         self.parts.push(PartEntry { offset: self.parts_len(), len, compression, origin, runs });
@@ -161,10 +155,50 @@ impl Footer {
         origin.unwrap_or(PartId { token: self.token, index })
     }
 
-    /// The length of all parts in bytes: where the footer starts in an object that holds all of them.
+    /// The length of all parts in bytes: where the directories start in an object that holds all of them.
     #[must_use]
     pub fn parts_len(&self) -> u64 {
         self.parts.last().map_or(0, |part| part.offset + part.len)
+    }
+
+    /// The length of all directories in bytes.
+    #[must_use]
+    pub fn directories_len(&self) -> u64 {
+        self.directories.values().sum()
+    }
+
+    /// Where the footer itself starts in the object.
+    #[must_use]
+    pub fn start(&self) -> u64 {
+        self.parts_len() + self.directories_len()
+    }
+
+    /// Where the directories of a log's runs are in the object, back to back in the order of the runs; empty if it has none.
+    #[must_use]
+    pub fn directories(&self, log: LogId) -> Range<u64> {
+        let start = self.parts_len() + self.directories.range(..log).map(|(_, len)| len).sum::<u64>();
+        start..start + self.directories.get(&log).copied().unwrap_or(0)
+    }
+
+    /// All runs, part by part: the part's index, the run, and where in the object its directory is.
+    pub fn runs(&self) -> impl Iterator<Item = (u32, &Run, Range<u64>)> {
+        let mut end = self.parts_len();
+        let start_of = |(log, len): (&LogId, &u64)| {
+            let start = end;
+            end += len;
+            (*log, start)
+        };
+        let mut next: BTreeMap<LogId, u64> = self.directories.iter().map(start_of).collect();
+        (0..).zip(&self.parts).flat_map(move |(index, part)| {
+            let mut runs = Vec::with_capacity(part.runs.len());
+            for run in &part.runs {
+                let next = next.get_mut(&run.log).expect("every log has directories");
+                let start = *next;
+                *next += u64::from(run.directory_len);
+                runs.push((index, run, start..*next));
+            }
+            runs
+        })
     }
 
     /// The least version that can say what it says.
@@ -289,6 +323,7 @@ fn decode_body(body: &[u8], version: u32) -> Result<Footer, FooterError> {
     let mut footer = Footer::new(u64::from_le_bytes(*token));
     footer.parts.reserve_exact(parts_len);
     let mut ends = vec![SequenceNumber::ZERO; logs.len()];
+    let mut directories = vec![0; logs.len()];
     for _ in 0..parts_len {
         let code = take(rest)?;
         let origin = if version > 1 && code & COPIED != 0 { Some(take_origin(rest)?) } else { None };
@@ -308,6 +343,8 @@ fn decode_body(body: &[u8], version: u32) -> Result<Footer, FooterError> {
             }
             offset =
                 offset.checked_add(run.len).ok_or(FooterError::Corrupt("a part of more than 2^64 bytes"))?;
+            // At most 4 GiB each, and not more of them than the footer has bytes.
+            directories[index as usize] += u64::from(run.directory_len);
             runs.push(run);
         }
         if footer.parts_len().checked_add(offset).is_none() {
@@ -315,6 +352,11 @@ fn decode_body(body: &[u8], version: u32) -> Result<Footer, FooterError> {
         }
         footer.runs += runs_len;
         footer.parts.push(PartEntry { offset: footer.parts_len(), len: offset, compression, origin, runs });
+    }
+    let named = logs.into_iter().zip(directories).zip(ends);
+    footer.directories = named.filter(|(_, end)| end.0 > 0).map(|(directories, _)| directories).collect();
+    if footer.parts_len().checked_add(footer.directories_len()).is_none() {
+        return Err(FooterError::Corrupt("an object of more than 2^64 bytes"));
     }
     if rest.is_empty() { Ok(footer) } else { Err(FooterError::Corrupt("bytes behind the last part")) }
 }
@@ -338,9 +380,6 @@ fn take_run(rest: &mut &[u8], log: LogId, offset: u64) -> Result<Run, FooterErro
     let directory_len =
         u32::try_from(take(rest)?).map_err(|_| FooterError::Corrupt("a directory of more than 4 GiB"))?;
     let len = take(rest)?;
-    if len < u64::from(directory_len) {
-        return Err(FooterError::Corrupt("a directory longer than its run"));
-    }
     Ok(Run { log, first: SequenceNumber(first), end: SequenceNumber(end), offset, directory_len, len })
 }
 
@@ -388,10 +427,10 @@ mod tests {
 
     fn small() -> Footer {
         let mut footer = Footer::new(0xfeed);
-        footer
-            .push(Compression::None, vec![run(1, 0, 7, 0, 20, 100), run(9, 1 << 40, 1 << 41, 100, 30, 5000)]);
-        footer.push(Compression::Lz4, vec![run(9, 1 << 41, u64::MAX, 0, 30, 1 << 50)]);
-        footer.push(Compression::None, vec![]);
+        let runs = vec![run(1, 0, 7, 0, 20, 100), run(9, 1 << 40, 1 << 41, 100, 30, 5000)];
+        footer.push_part(Compression::None, runs, None);
+        footer.push_part(Compression::Lz4, vec![run(9, 1 << 41, u64::MAX, 0, 40, 1 << 50)], None);
+        footer.push_part(Compression::None, vec![], None);
         footer
     }
 
@@ -442,19 +481,19 @@ mod tests {
                 let index = footer.parts().len() as u32;
                 let expected = match origin {
                     Some((token, index)) => {
-                        footer.push_copy(compression, runs, PartId { token, index });
+                        footer.push_part(compression, runs, Some(PartId { token, index }));
                         PartId { token, index }
                     }
                     None => {
-                        footer.push(compression, runs);
+                        footer.push_part(compression, runs, None);
                         PartId { token, index }
                     }
                 };
                 prop_assert_eq!(footer.part_id(index), expected);
             }
             let bytes = footer.encode();
-            let object_len = footer.parts_len() + bytes.len() as u64;
-            prop_assert_eq!(Footer::locate(&bytes, object_len), Ok(footer.parts_len()..object_len));
+            let object_len = footer.start() + bytes.len() as u64;
+            prop_assert_eq!(Footer::locate(&bytes, object_len), Ok(footer.start()..object_len));
             prop_assert_eq!(Footer::decode(&bytes, Some(token)), Ok(footer));
         }
 
@@ -479,6 +518,21 @@ mod tests {
                 prop_assert_eq!(Footer::decode(&again, None), Ok(footer));
             }
         }
+    }
+
+    #[test]
+    fn directories_stand_by_log_behind_the_parts() {
+        let footer = small();
+        let parts_len = 5100 + (1 << 50);
+        assert_eq!((footer.parts_len(), footer.directories_len()), (parts_len, 90));
+        assert_eq!(footer.start(), parts_len + 90);
+        let (of_1, of_9) = (parts_len..parts_len + 20, parts_len + 20..parts_len + 90);
+        assert_eq!([1, 9].map(|log| footer.directories(LogId(log))), [of_1.clone(), of_9.clone()]);
+        assert!([0, 5, 10].iter().all(|log| footer.directories(LogId(*log)).is_empty()));
+        let decoded = Footer::decode(&footer.encode(), None).unwrap();
+        let runs = decoded.runs().map(|(part, run, directory)| (part, run.log.0, directory));
+        let (first, second) = (of_9.start..of_9.start + 30, of_9.start + 30..of_9.end);
+        assert_eq!(Vec::from_iter(runs), [(0, 1, of_1), (0, 9, first), (1, 9, second)]);
     }
 
     #[test]
@@ -527,12 +581,12 @@ mod tests {
             (&[1, 2], &[1, 0, 1, u64::MAX, 5, 1, 10, 100]),                  // an index out of range
             (&[1, 2], &[1, 0, 1, 0, 5, 0, 10, 100]),                         // an empty range
             (&[1, 2], &[1, 0, 1, 0, 5, u64::MAX, 10, 100]),                  // a range that wraps
-            (&[1, 2], &[1, 0, 1, 0, 5, 1, 101, 100]), // a directory longer than its run
-            (&[1, 2], &[1, 0, 1, 0, 5, 1, 1 << 32, 1 << 33]), // a directory of 4 GiB
+            (&[1, 2], &[1, 0, 1, 0, 5, 1, 1 << 32, 1 << 33]),                // a directory of 4 GiB
             (&[1, 2], &[1, 0, 2, 0, 5, 1, 9, 1 << 63, 0, 5, 1, 9, 1 << 63]), // lengths that wrap
             (&[1, 2], &[2, 0, 1, 0, 5, 1, 9, 1 << 63, 0, 1, 0, 6, 1, 9, 1 << 63]), // over parts too
-            (&[1, 2], &[2, 0, 1, 0, 5, 2, 9, 99, 0, 1, 0, 6, 1, 9, 99]), // a number in two parts
-            (&[1, 2], &[1, 0, 1, 0, 5, 1, 10, 100, 0]), // bytes behind
+            (&[1, 2], &[1, 0, 1, 0, 5, 1, 9, u64::MAX - 8]),                 // with their directories
+            (&[1, 2], &[2, 0, 1, 0, 5, 2, 9, 99, 0, 1, 0, 6, 1, 9, 99]),     // a number in two parts
+            (&[1, 2], &[1, 0, 1, 0, 5, 1, 10, 100, 0]),                      // bytes behind
         ] {
             let result = Footer::decode(&sealed(&body(logs, numbers)), None);
             assert!(matches!(result, Err(FooterError::Corrupt(_))), "{logs:?} {numbers:?}: {result:?}");
@@ -569,7 +623,7 @@ mod tests {
         let mut footer = Footer::new(0);
         let empty_len = footer.encode().len();
         let origin = PartId { token: u64::MAX, index: PARTS_MAX as u32 - 1 };
-        footer.push_copy(Compression::Lz4, vec![longest], origin);
+        footer.push_part(Compression::Lz4, vec![longest], Some(origin));
         let bound = LOG_BYTES + RUN_BYTES.end + PART_BYTES.end;
         assert!(footer.encode().len() - empty_len <= bound);
         let runs_max = FOOTER_BYTES_MAX as usize / (LOG_BYTES + RUN_BYTES.end);

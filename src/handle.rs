@@ -60,6 +60,14 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// What a reader asks for first: the footer, and a little of what stands before it in the same piece, which is most
+    /// often all of the directories.
+    pub(crate) fn end_of_object(&self) -> Range<u64> {
+        const DIRECTORIES_BYTES: u64 = 16 << 10;
+        let Range { start, end } = self.footer;
+        start.saturating_sub(DIRECTORIES_BYTES).max(piece::start_of(&self.pieces, start))..end
+    }
+
     /// The length of the object in bytes: the sum over its pieces.
     #[must_use]
     pub fn object_bytes(&self) -> u64 {

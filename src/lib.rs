@@ -36,9 +36,10 @@ mod recovery;
 mod retention;
 mod spill;
 mod sweep;
+#[doc(hidden)]
+pub mod tail;
 mod types;
 mod uploader;
-#[doc(hidden)]
 pub mod varint;
 #[doc(hidden)]
 pub mod walk;

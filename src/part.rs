@@ -1,8 +1,8 @@
 //! The part: runs of changesets, and the directories that find them.
 //!
-//! Owns the layout of one log's run, that is its key-group directory and its changesets, and their verified decoding.
-//! How changes come into this order is in assemble.rs; which runs a part has is in footer.rs; where a part lives only
-//! the handle knows. The byte layout is in docs/format.md.
+//! Owns the layout of one log's run, that is of its changesets, and of its key-group directory, and their verified
+//! decoding. How changes come into this order is in assemble.rs; which runs a part has, and where their directories
+//! stand, is in footer.rs; where a part lives only the handle knows. The byte layout is in docs/format.md.
 
 use crate::types::{ChangeKind, KeyGroup, LogId, SequenceNumber};
 use crate::varint;
@@ -51,9 +51,9 @@ pub struct Run {
     pub end: SequenceNumber,
     /// Where the run starts in the part, in bytes.
     pub offset: u64,
-    /// The length in bytes of the directory, which stands at the start of the run.
+    /// The length in bytes of its directory, which stands [behind the parts](crate::footer::Footer::directories).
     pub directory_len: u32,
-    /// The length of the whole run in bytes.
+    /// The length of the run in bytes.
     pub len: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Verifies the directory of `run`; `bytes` are the first `run.directory_len` of the run.
+    /// Verifies the directory of `run`; `bytes` are those that the footer says.
     ///
     /// # Errors
     /// [`PartError`] unless these are exactly the bytes of this run's directory.
@@ -103,7 +103,7 @@ impl Directory {
             .ok_or(corrupt("an impossible number of entries"))?;
         let mut entries = Vec::with_capacity(count as usize);
         let mut due_key = 0;
-        let mut at = u64::from(run.directory_len);
+        let mut at = 0u64;
         for _ in 0..count {
             let key = varint::take(&mut body)
                 .and_then(|delta| delta.checked_add(due_key))
@@ -433,9 +433,9 @@ mod tests {
             let mut bytes = Vec::new();
             put_directory(&mut bytes, PART, LOG, changesets.iter().map(|(key, len)| (*key, *len)));
             prop_assert_eq!(bytes.len(), directory_len(changesets.iter().map(|(key, len)| (*key, *len))));
-            let run = run(bytes.len(), bytes.len() as u64 + changesets.values().sum::<u64>());
+            let run = run(bytes.len(), changesets.values().sum::<u64>());
             let directory = Directory::decode(&bytes, PART, &run).unwrap();
-            let mut at = bytes.len() as u64;
+            let mut at = 0;
             prop_assert_eq!(directory.entries().len(), changesets.len());
             for (entry, (key, len)) in directory.entries().iter().zip(&changesets) {
                 prop_assert_eq!(entry.group.map_or(0, |group| u32::from(group.0) + 1), *key);
@@ -481,7 +481,7 @@ mod tests {
     fn directories_that_do_not_fill_the_run_are_refused() {
         let body = numbers(&[2, 0, 100, 4, 50]);
         let bytes = sealed_directory(&body);
-        let whole = run(bytes.len(), bytes.len() as u64 + 150);
+        let whole = run(bytes.len(), 150);
         let directory = Directory::decode(&bytes, PART, &whole).unwrap();
         assert_eq!(directory.entries()[1].group, Some(KeyGroup(4)));
         corrupt(Directory::decode(&bytes, PART, &Run { len: whole.len + 1, ..whole }));
@@ -497,7 +497,7 @@ mod tests {
             &[2, 0, 100, 4, 50, 0],     // bytes behind
         ] {
             let bytes = sealed_directory(&numbers(numbers_of_body));
-            corrupt(Directory::decode(&bytes, PART, &run(bytes.len(), bytes.len() as u64 + 150)));
+            corrupt(Directory::decode(&bytes, PART, &run(bytes.len(), 150)));
         }
     }
 

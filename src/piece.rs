@@ -69,6 +69,19 @@ pub(crate) fn locate(pieces: &[Piece], range: Range<u64>) -> impl Iterator<Item 
     })
 }
 
+/// Where in the object the piece begins that has the byte `at`.
+pub(crate) fn start_of(pieces: &[Piece], at: u64) -> u64 {
+    let mut start: u64 = 0;
+    for piece in pieces {
+        let end = start.saturating_add(piece.bytes);
+        if at < end {
+            break;
+        }
+        start = end;
+    }
+    start
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -42,8 +42,10 @@ const READ_AHEAD_BYTES: u64 = 64 << 20;
 const RANGE_BYTES: u64 = 4 << 20;
 /// Footers asked for ahead.
 const FOOTERS_AHEAD: usize = 16;
-/// Directories asked for ahead: they are small, so what they take is the time of a request.
+/// With fewer directories ahead, more are asked for: they are small, so what they take is the time of a request.
 const DIRECTORIES_AHEAD: usize = 64;
+/// Those of a log's runs stand together and are asked for together, up to this many bytes.
+const DIRECTORIES_BYTES: u64 = 256 << 10;
 
 /// Reads the changes of handles that lie in a range of key groups: metadata of all handles first, then per log and key
 /// group in the order in which they were appended.
@@ -266,13 +268,10 @@ impl ChangelogReader {
         while self.directories.len() < DIRECTORIES_AHEAD
             && let Some(run) = self.runs.pop_front()
         {
-            self.directories.push_back(match run {
-                Ahead::Local(group) => Ahead::Local(group),
-                Ahead::Object(source, run) => {
-                    let directory = shared.objects.directory(&source, &run, &mut self.stats)?;
-                    Ahead::Object(source, (run, directory))
-                }
-            });
+            match run {
+                Ahead::Local(group) => self.directories.push_back(Ahead::Local(group)),
+                Ahead::Object(source, run) => self.ask_directories(source, run)?,
+            }
         }
         while self.under_way.len() < READ_AHEAD && self.bytes_under_way < READ_AHEAD_BYTES {
             match self.ranges.pop_front() {
@@ -313,6 +312,25 @@ impl ChangelogReader {
     fn ask_footer(&mut self, source: &Arc<ObjectSource>) -> Result<(), ReadError> {
         let footer = self.shared.objects.footer(source, &mut self.stats)?;
         self.footers.push_back(Ahead::Object(Arc::clone(source), footer));
+        Ok(())
+    }
+
+    /// Asks for the directory of a run, and with it for those of the next ones that stand right behind it.
+    fn ask_directories(&mut self, source: Arc<ObjectSource>, first: PartRun) -> Result<(), ReadError> {
+        let (start, mut end) = (first.directory.start, first.directory.end);
+        let mut runs = vec![first];
+        while let Some(Ahead::Object(of, run)) = self.runs.front()
+            && Arc::ptr_eq(of, &source)
+            && run.directory.start == end
+            && run.directory.end - start <= DIRECTORIES_BYTES
+        {
+            end = run.directory.end;
+            runs.push(run.clone());
+            self.runs.pop_front();
+        }
+        let asked = self.shared.objects.directories(&source, &runs, &mut self.stats)?;
+        let asked = runs.into_iter().zip(asked).map(|asked| Ahead::Object(Arc::clone(&source), asked));
+        self.directories.extend(asked);
         Ok(())
     }
 
@@ -395,8 +413,9 @@ impl ChangelogReader {
         for source in &group.objects {
             let mut footer = self.shared.objects.footer(source, &mut self.stats)?;
             footer.come().await;
-            for run in runs_of(source, footer)? {
-                let mut directory = self.shared.objects.directory(source, &run, &mut self.stats)?;
+            let runs = runs_of(source, footer)?;
+            let directories = self.shared.objects.directories(source, &runs, &mut self.stats)?;
+            for (run, mut directory) in runs.into_iter().zip(directories) {
                 directory.come().await;
                 let found = self.ranges_of(source, run, directory)?;
                 ranges.extend(found.into_iter().map(|range| (Arc::clone(source), range)));

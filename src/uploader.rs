@@ -521,8 +521,8 @@ impl Uploader {
     /// Whether an object should end before another part.
     fn is_full(&self, object: &OpenObject, now: Instant) -> bool {
         now.saturating_duration_since(object.opened_at) >= OBJECT_OPEN_MAX
-            || !object.footer.fits(RUNS_PER_PART_MAX)
-            || object.footer.parts_len() >= self.object_bytes_max
+            || !object.tail.fits(RUNS_PER_PART_MAX)
+            || object.tail.footer().parts_len() >= self.object_bytes_max
     }
 
     /// Whether earlier blocks than the object's came back to the queue: within an object they stand in their order.

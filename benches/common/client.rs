@@ -31,25 +31,21 @@ impl Client {
         let mut client = Client { driver, object: extent.object().to_owned(), ranges: Vec::new() };
         let footer = client.get(extent.footer.clone());
         let footer = Footer::decode(&footer, Some(extent.token)).expect("the object is whole");
-        for (index, part) in footer.parts().iter().enumerate() {
-            for run in &part.runs {
-                let start = part.offset + run.offset;
-                let bytes = client.get(start..start + u64::from(run.directory_len));
-                let directory = Directory::decode(&bytes, footer.part_id(index as u32), run);
-                let directory = directory.expect("the object is whole");
-                let entries = directory.entries().iter();
-                let wanted =
-                    entries.filter(|entry| entry.group.is_some_and(|group| key_groups.contains(group)));
-                let mut open: Option<Range<u64>> = None;
-                for entry in wanted {
-                    let (first, end) = (start + entry.range.start, start + entry.range.end);
-                    match &mut open {
-                        Some(range) if end - range.start <= RANGE_BYTES => range.end = end,
-                        _ => client.ranges.extend(open.replace(first..end)),
-                    }
+        for (index, run, directory) in footer.runs() {
+            let start = footer.parts()[index as usize].offset + run.offset;
+            let directory = Directory::decode(&client.get(directory), footer.part_id(index), run);
+            let directory = directory.expect("the object is whole");
+            let entries = directory.entries().iter();
+            let wanted = entries.filter(|entry| entry.group.is_some_and(|group| key_groups.contains(group)));
+            let mut open: Option<Range<u64>> = None;
+            for entry in wanted {
+                let (first, end) = (start + entry.range.start, start + entry.range.end);
+                match &mut open {
+                    Some(range) if end - range.start <= RANGE_BYTES => range.end = end,
+                    _ => client.ranges.extend(open.replace(first..end)),
                 }
-                client.ranges.extend(open);
             }
+            client.ranges.extend(open);
         }
         client
     }

@@ -6,6 +6,7 @@ use crate::block::{BLOCK_HEADER_BYTES, BlockBuilder, BlockPlace, TABLE_ENTRY_BYT
 use crate::footer::Footer;
 use crate::part::{Changeset, Directory, PartError};
 use crate::record::{FRAGMENT_LEAD_BYTES, fragment_lead};
+use crate::tail::Tail;
 use crate::types::{ChangeKind, KeyGroup};
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -137,24 +138,26 @@ pub(crate) fn spill(changes: &[Change]) -> Vec<Vec<u8>> {
 fn read(object: &[u8], token: u64, index: u32) -> Result<Contents, Box<dyn std::error::Error>> {
     let footer_range = Footer::locate(object, object.len() as u64)?;
     let footer = Footer::decode(&object[footer_range.start as usize..], Some(token))?;
-    let id = PartId { token, index };
+    read_parts(object, &footer, |_| PartId { token, index })
+}
+
+fn read_parts(
+    object: &[u8],
+    footer: &Footer,
+    id: impl Fn(u32) -> PartId,
+) -> Result<Contents, Box<dyn std::error::Error>> {
     let mut contents = Contents::new();
-    for part in footer.parts() {
-        let bytes = &object[part.offset as usize..][..part.len as usize];
-        for run in &part.runs {
-            read_run(
-                &bytes[run.offset as usize..][..run.len as usize],
-                id,
-                run,
-                part.compression,
-                &mut contents,
-            )?;
-        }
+    for (index, run, directory) in footer.runs() {
+        let part = &footer.parts()[index as usize];
+        let directory = &object[directory.start as usize..directory.end as usize];
+        let bytes = &object[(part.offset + run.offset) as usize..][..run.len as usize];
+        read_run(directory, bytes, id(index), run, part.compression, &mut contents)?;
     }
     Ok(contents)
 }
 
 fn read_run(
+    directory: &[u8],
     bytes: &[u8],
     part: PartId,
     run: &Run,
@@ -162,7 +165,7 @@ fn read_run(
     contents: &mut Contents,
 ) -> Result<(), PartError> {
     let bytes = Bytes::copy_from_slice(bytes);
-    let directory = Directory::decode(&bytes[..run.directory_len as usize], part, run)?;
+    let directory = Directory::decode(directory, part, run)?;
     for entry in directory.entries() {
         let range = entry.range.start as usize..entry.range.end as usize;
         let changeset = Changeset::decode(bytes.slice(range), part, run.log, entry.group, compression)?;
@@ -178,9 +181,9 @@ fn read_run(
 }
 
 fn object(part: &Part, compression: Compression) -> Vec<u8> {
-    let mut footer = Footer::new(PART.token);
-    footer.push(compression, part.runs.clone());
-    [&part.bytes[..], &footer.encode()].concat()
+    let mut tail = Tail::new(PART.token);
+    tail.push(compression, part.runs.clone(), &part.directories);
+    [&part.bytes[..], &tail.encode().0].concat()
 }
 
 fn model(changes: &[Change], keep_from: impl Fn(LogId) -> u64) -> Contents {
@@ -367,7 +370,7 @@ fn a_lost_change_may_end_after_any_of_its_fragments() {
 #[test]
 fn no_blocks_make_an_empty_part() {
     let part = assemble(&[], 0).unwrap();
-    assert_eq!(part, Part { bytes: Vec::new(), runs: Vec::new() });
+    assert_eq!(part, Part { bytes: Vec::new(), directories: Vec::new(), runs: Vec::new() });
 }
 
 /// Every single-bit flip and every truncation of an object is detected by whoever reads all of it.
@@ -427,15 +430,8 @@ fn the_fixture_is_read_for_ever() {
     let object = include_bytes!("../../tests/fixtures/object-v1.bin");
     let range = Footer::locate(object, object.len() as u64).unwrap();
     let footer = Footer::decode(&object[range.start as usize..], Some(PART.token)).unwrap();
-    assert_eq!(footer.parts_len(), range.start);
-    let mut contents = Contents::new();
-    for (index, part) in (0..).zip(footer.parts()) {
-        let bytes = &object[part.offset as usize..][..part.len as usize];
-        for run in &part.runs {
-            let run_bytes = &bytes[run.offset as usize..][..run.len as usize];
-            read_run(run_bytes, footer.part_id(index), run, part.compression, &mut contents).unwrap();
-        }
-    }
+    assert_eq!(footer.start(), range.start);
+    let contents = read_parts(object, &footer, |index| footer.part_id(index)).unwrap();
     let changes = fixture_changes();
     assert_eq!(contents, model(&changes, |_| 0));
     let compressions: Vec<Compression> = footer.parts().iter().map(|part| part.compression).collect();
@@ -459,14 +455,7 @@ fn the_fixture_of_version_2_is_read_for_ever() {
         (footer.part_id(0), footer.part_id(1)),
         (PartId { index: 0, ..PART }, PartId { token: 0x2222, index: 1 })
     );
-    let mut contents = Contents::new();
-    for (index, part) in (0..).zip(footer.parts()) {
-        let bytes = &object[part.offset as usize..][..part.len as usize];
-        for run in &part.runs {
-            let run_bytes = &bytes[run.offset as usize..][..run.len as usize];
-            read_run(run_bytes, footer.part_id(index), run, part.compression, &mut contents).unwrap();
-        }
-    }
+    let contents = read_parts(object, &footer, |index| footer.part_id(index)).unwrap();
     assert_eq!(contents, model(&fixture_changes(), |_| 0));
     assert_eq!(object[..], object_of_version_2()[..]);
 }
@@ -477,17 +466,20 @@ fn object_of_version_2() -> Vec<u8> {
     let range = Footer::locate(original, original.len() as u64).unwrap();
     let first = Footer::decode(&original[range.start as usize..], None).unwrap();
     let copied = &first.parts()[0];
-    let mut footer = Footer::new(0x2222);
-    footer.push_copy(copied.compression, copied.runs.clone(), first.part_id(0));
+    let directories = first.runs().filter(|(part, ..)| *part == 0);
+    let directories = directories.map(|(_, _, range)| &original[range.start as usize..range.end as usize]);
+    let mut tail = Tail::new(0x2222);
+    let directories = Vec::from_iter(directories).concat();
+    tail.push_copy(copied.compression, copied.runs.clone(), &directories, first.part_id(0));
     let blocks = spill(&fixture_changes());
     let kept = &mut |log| {
         let run = copied.runs.iter().find(|run| run.log == log);
         run.map_or(SequenceNumber(0), |run| run.end)..SequenceNumber(u64::MAX)
     };
-    let part =
-        Assembler::new().assemble(&decoded(&blocks), kept, footer.part_id(1), Compression::None).unwrap();
-    footer.push(Compression::None, part.runs);
-    [&original[..copied.len as usize], &part.bytes, &footer.encode()].concat()
+    let id = tail.footer().part_id(1);
+    let part = Assembler::new().assemble(&decoded(&blocks), kept, id, Compression::None).unwrap();
+    tail.push(Compression::None, part.runs, &part.directories);
+    [&original[..copied.len as usize], &part.bytes, &tail.encode().0].concat()
 }
 
 fn fixture_changes() -> Vec<Change> {

@@ -42,6 +42,8 @@ struct Group {
 /// A part.
 pub(super) struct Built {
     pub(super) bytes: Vec<u8>,
+    /// The directories of its runs, back to back.
+    pub(super) directories: Vec<u8>,
     pub(super) runs: Vec<Run>,
     pub(super) compression: Compression,
 }
@@ -115,23 +117,22 @@ impl PartBuilder {
         let compression = if std::mem::take(&mut self.packed) { Compression::Lz4 } else { Compression::None };
         let mut bytes = Vec::with_capacity(std::mem::take(&mut self.bytes));
         let mut runs = Vec::with_capacity(self.runs.len());
-        let (mut changesets, mut lens) = (Vec::new(), Vec::new());
+        let (mut directories, mut lens) = (Vec::new(), Vec::new());
         for OpenRun { log, first, end, groups } in self.runs.drain(..) {
-            changesets.clear();
             lens.clear();
-            for (group_key, group) in groups {
-                let start = changesets.len();
-                put_changeset(&mut self.packer, &mut changesets, group, compression, (part, log, group_key));
-                lens.push((group_key, (changesets.len() - start) as u64));
-            }
             let offset = bytes.len() as u64;
-            part::put_directory(&mut bytes, part, log, lens.iter().copied());
-            let directory_len = (bytes.len() as u64 - offset) as u32;
-            bytes.extend_from_slice(&changesets);
+            for (group_key, group) in groups {
+                let start = bytes.len();
+                put_changeset(&mut self.packer, &mut bytes, group, compression, (part, log, group_key));
+                lens.push((group_key, (bytes.len() - start) as u64));
+            }
+            let start = directories.len();
+            part::put_directory(&mut directories, part, log, lens.iter().copied());
+            let directory_len = (directories.len() - start) as u32;
             let len = bytes.len() as u64 - offset;
             runs.push(Run { log, first, end, offset, directory_len, len });
         }
-        Built { bytes, runs, compression }
+        Built { bytes, directories, runs, compression }
     }
 }
 
@@ -171,9 +172,12 @@ mod tests {
     /// The part's changes, verified: log, group, number, value.
     fn read(built: &Built) -> Vec<(u128, Option<u16>, u64, Vec<u8>)> {
         let mut all = Vec::new();
+        let mut directories = &built.directories[..];
         for run in &built.runs {
             let bytes = &built.bytes[run.offset as usize..][..run.len as usize];
-            let directory = Directory::decode(&bytes[..run.directory_len as usize], PART, run).unwrap();
+            let (directory, behind) = directories.split_at(run.directory_len as usize);
+            directories = behind;
+            let directory = Directory::decode(directory, PART, run).unwrap();
             for entry in directory.entries() {
                 let bytes =
                     Bytes::copy_from_slice(&bytes[entry.range.start as usize..entry.range.end as usize]);

@@ -53,8 +53,7 @@ pub(super) async fn survivors(
     let mut survivors = Survivors::default();
     for data in batches(buckets, source, batch_bytes).await? {
         let mut keys: BTreeMap<u32, HashMap<Box<[u8]>, Last>> = BTreeMap::new();
-        let whole = source.is_whole() && data == source.data();
-        let wanted = Wanted { metadata: false, data, whole };
+        let wanted = Wanted { metadata: false, data };
         let mut loads = Ahead::new();
         let (mut asked, mut known) = (source.runs.iter(), source.runs.iter());
         loop {
@@ -119,7 +118,7 @@ async fn batches(
     if source.bytes() <= batch_bytes {
         return Ok(vec![data]);
     }
-    let wanted = Wanted { metadata: false, data: data.clone(), whole: false };
+    let wanted = Wanted { metadata: false, data: data.clone() };
     let mut bytes_of: BTreeMap<u32, u64> = BTreeMap::new();
     let mut directories = Ahead::new();
     let mut runs = source.runs.iter();

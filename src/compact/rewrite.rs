@@ -126,7 +126,7 @@ async fn surviving_len(buckets: &Buckets, source: &Source<'_>, run: &SourceRun) 
     if source.is_whole() {
         return Ok(run.len());
     }
-    let wanted = Wanted { metadata: true, data: source.data(), whole: false };
+    let wanted = Wanted { metadata: true, data: source.data() };
     let entries = load_directory(buckets, source.handle, run, &wanted).await?;
     Ok(entries.iter().map(|(_, range)| range.end - range.start).sum())
 }
@@ -217,7 +217,7 @@ impl Rewrite<'_> {
             }) {
                 let source = &sources[source];
                 loading_bytes += run.len();
-                let wanted = Wanted { metadata: true, data: source.data(), whole: source.is_whole() };
+                let wanted = Wanted { metadata: true, data: source.data() };
                 loads.push(load(self.buckets, source.handle, run, wanted));
             }
             if let Some(key_of) = self.key_of

@@ -23,8 +23,6 @@ use crate::types::{KeyGroup, KeyGroupRange, SequenceNumber};
 pub(super) const READ_AHEAD: usize = 16;
 /// Threads for a bucket that is only read.
 const DOWNLOAD_THREADS: usize = 1;
-/// A run of no more bytes is read whole: that costs less than to ask for its directory first.
-const WHOLE_RUN_BYTES_MAX: u64 = 64 << 10;
 /// Changesets that are no further apart are read by one request.
 const GAP_BYTES_MAX: u64 = 64 << 10;
 
@@ -125,6 +123,8 @@ pub(super) struct WholePart {
     pub(super) origin: PartId,
     pub(super) compression: Compression,
     pub(super) runs: Vec<Run>,
+    /// Those of the runs, back to back.
+    pub(super) directories: Vec<u8>,
 }
 
 /// Which parts are worth a copy.
@@ -163,6 +163,10 @@ pub(super) struct SourceRun {
     part: PartId,
     /// Where the run starts in the object, in bytes.
     offset: u64,
+    /// Where its directory is in the object.
+    directory: Range<u64>,
+    /// What came of that with the footer.
+    directory_bytes: Option<Bytes>,
     pub(super) compression: Compression,
     run: Run,
     /// What the handle takes of it.
@@ -188,8 +192,6 @@ pub(super) struct Wanted {
     pub(super) metadata: bool,
     /// By group keys.
     pub(super) data: RangeInclusive<u32>,
-    /// Whether these are all that the run can have.
-    pub(super) whole: bool,
 }
 
 impl Wanted {
@@ -201,7 +203,7 @@ impl Wanted {
 /// Changesets of a run by group key, verified.
 pub(super) struct Loaded {
     pub(super) changesets: Vec<(u32, Changeset)>,
-    /// Their length in the part; of all that a run has, the run's.
+    /// Their length in the part.
     pub(super) bytes: u64,
 }
 
@@ -237,12 +239,13 @@ pub(super) async fn find_runs(
             footers.push(read_footer(buckets, extent));
         }
         let Some(footer) = footers.next().await else { break };
-        let footer = footer?;
+        let end = footer?;
         let (extent, users) = known.next().expect("a footer for each object");
         for &(source, index) in users {
             let handle = sources[source].handle;
-            found[source][index] = runs_of(&footer, handle, index)?;
+            found[source][index] = runs_of(&end, handle, index)?;
         }
+        let footer = &end.footer;
         let Some(copying) = copying else { continue };
         let mut taken = vec![0; footer.parts().len()];
         for &(source, index) in users.iter().filter(|(source, _)| sources[*source].is_whole()) {
@@ -251,14 +254,22 @@ pub(super) async fn find_runs(
             }
         }
         let mut numbers = vec![None; taken.len()];
+        let mut directories = Vec::new();
         for (index, (part, taken)) in footer.parts().iter().zip(taken).enumerate() {
             if taken == part.runs.len()
                 && let Some((file, range)) = copying.place(extent, part)
             {
                 numbers[index] = Some(whole.len());
+                directories.push(index);
                 let (origin, runs) = (footer.part_id(index as u32), part.runs.clone());
-                whole.push(WholePart { file, range, origin, compression: part.compression, runs });
+                let (compression, directories) = (part.compression, Vec::new());
+                whole.push(WholePart { file, range, origin, compression, runs, directories });
             }
+        }
+        if !directories.is_empty() {
+            let all = buckets.get(extent, footer.parts_len()..footer.start()).await?;
+            let copied = whole.len() - directories.len();
+            take_directories(extent, footer, &all, &directories, &mut whole[copied..])?;
         }
         for &(source, index) in users {
             for run in &mut found[source][index] {
@@ -272,30 +283,66 @@ pub(super) async fn find_runs(
     Ok(whole)
 }
 
-async fn read_footer(buckets: &Buckets, extent: &Extent) -> Result<Footer, ReadError> {
-    let bytes = buckets.get(extent, extent.footer.clone()).await?;
+/// The last bytes of an object.
+struct EndOfObject {
+    footer: Footer,
+    /// Some of what stands before the footer, from `start` on.
+    before: Bytes,
+    start: u64,
+}
+
+async fn read_footer(buckets: &Buckets, extent: &Extent) -> Result<EndOfObject, ReadError> {
+    let range = extent.end_of_object();
+    let mut before = buckets.get(extent, range.clone()).await?;
+    let bytes = before.split_off((extent.footer.start - range.start) as usize);
     let object = || extent.object().to_owned();
     let footer = Footer::decode(&bytes, Some(extent.token))
         .map_err(|source| ReadError::Footer { object: object(), source })?;
-    if footer.parts_len() != extent.footer.start {
-        let what = format!("its parts have {} bytes, not {}", footer.parts_len(), extent.footer.start);
+    if footer.start() != extent.footer.start {
+        let what = format!("its footer should be at {}, not at {}", footer.start(), extent.footer.start);
         return Err(ReadError::Mismatch { object: object(), what });
     }
-    Ok(footer)
+    Ok(EndOfObject { footer, before, start: range.start })
+}
+
+/// Gives each of some parts, by their indexes in order, the directories of its runs, verified; `all` are those of the object.
+fn take_directories(
+    extent: &Extent,
+    footer: &Footer,
+    all: &[u8],
+    indexes: &[usize],
+    parts: &mut [WholePart],
+) -> Result<(), ReadError> {
+    for (index, run, range) in footer.runs() {
+        let Ok(at) = indexes.binary_search(&(index as usize)) else { continue };
+        let whole = &mut parts[at];
+        let within = |at: u64| (at - footer.parts_len()) as usize;
+        let directory = &all[within(range.start)..within(range.end)];
+        Directory::decode(directory, whole.origin, run).map_err(|source| {
+            let (object, Range { start, end }) = (extent.object().to_owned(), range);
+            ReadError::Damaged { object, part: index as usize, start, end, source }
+        })?;
+        whole.directories.extend_from_slice(directory);
+    }
+    Ok(())
 }
 
 /// The runs that hold the changes of an extent, checked to hold all of them.
 fn runs_of(
-    footer: &Footer,
+    end_of_object: &EndOfObject,
     handle: &ChangelogHandle,
     extent_index: usize,
 ) -> Result<Vec<SourceRun>, ReadError> {
+    let EndOfObject { footer, before, start } = end_of_object;
     let extent = &handle.extents()[extent_index];
     let mut runs = Vec::new();
     let mut due = extent.first;
+    let mut directories = footer.directories(handle.log()).start;
     for (index, part) in footer.parts().iter().enumerate() {
         let Ok(at) = part.runs.binary_search_by_key(&handle.log(), |run| run.log) else { continue };
         let run = part.runs[at];
+        let directory = directories..directories + u64::from(run.directory_len);
+        directories = directory.end;
         if run.end <= due {
             continue;
         }
@@ -309,6 +356,11 @@ fn runs_of(
             whole_part: None,
             part: footer.part_id(index as u32),
             offset: part.offset + run.offset,
+            directory_bytes: directory.start.checked_sub(*start).map(|first| {
+                let first = first as usize;
+                Bytes::copy_from_slice(&before[first..first + run.directory_len as usize])
+            }),
+            directory,
             compression: part.compression,
             run,
             first: due,
@@ -330,9 +382,8 @@ pub(super) async fn load_directory(
     run: &SourceRun,
     wanted: &Wanted,
 ) -> Result<Vec<(u32, Range<u64>)>, ReadError> {
-    let range = run.offset..run.offset + u64::from(run.run.directory_len);
-    let bytes = buckets.get(&handle.extents()[run.extent], range).await?;
-    Ok(wanted_entries(handle, run, &bytes, wanted)?.iter().map(|e| (key_of(e), e.range.clone())).collect())
+    let entries = wanted_entries(buckets, handle, run, wanted).await?;
+    Ok(entries.into_iter().map(|entry| (key_of(&entry), entry.range)).collect())
 }
 
 /// Reads the wanted changesets of a run, and verifies them.
@@ -344,7 +395,10 @@ pub(super) async fn load(
 ) -> Result<Loaded, ReadError> {
     match load_once(buckets, handle, run, &wanted).await {
         // Damage on the way is told from damage in the store by asking again, once.
-        Err(ReadError::Damaged { .. }) => load_once(buckets, handle, run, &wanted).await,
+        Err(ReadError::Damaged { .. }) => {
+            let again = SourceRun { directory_bytes: None, ..run.clone() };
+            load_once(buckets, handle, &again, &wanted).await
+        }
         loaded => loaded,
     }
 }
@@ -356,19 +410,8 @@ async fn load_once(
     wanted: &Wanted,
 ) -> Result<Loaded, ReadError> {
     let extent = &handle.extents()[run.extent];
-    let directory_len = u64::from(run.run.directory_len);
     let mut loaded = Loaded { changesets: Vec::new(), bytes: 0 };
-    if wanted.whole || run.run.len <= WHOLE_RUN_BYTES_MAX {
-        let bytes = buckets.get(extent, run.offset..run.offset + run.run.len).await?;
-        let entries = wanted_entries(handle, run, &bytes[..directory_len as usize], wanted)?;
-        loaded.add(handle, run, &entries, &bytes, 0)?;
-        if wanted.whole {
-            loaded.bytes = run.run.len;
-        }
-        return Ok(loaded);
-    }
-    let directory = buckets.get(extent, run.offset..run.offset + directory_len).await?;
-    let entries = wanted_entries(handle, run, &directory, wanted)?;
+    let entries = wanted_entries(buckets, handle, run, wanted).await?;
     for span in entries.chunk_by(|a, b| b.range.start - a.range.end <= GAP_BYTES_MAX) {
         let (start, end) = (span[0].range.start, span[span.len() - 1].range.end);
         let bytes = buckets.get(extent, run.offset + start..run.offset + end).await?;
@@ -391,7 +434,7 @@ impl Loaded {
             let Range { start: first, end } = entry.range;
             let piece = bytes.slice((first - start) as usize..(end - start) as usize);
             let changeset = Changeset::decode(piece, run.part, handle.log(), entry.group, run.compression)
-                .map_err(|source| damaged(handle, run, first..end, source))?;
+                .map_err(|source| damaged(handle, run, run.offset + first..run.offset + end, source))?;
             self.changesets.push((key_of(entry), changeset));
             self.bytes += end - first;
         }
@@ -399,24 +442,28 @@ impl Loaded {
     }
 }
 
-fn wanted_entries(
+async fn wanted_entries(
+    buckets: &Buckets,
     handle: &ChangelogHandle,
     run: &SourceRun,
-    directory: &[u8],
     wanted: &Wanted,
 ) -> Result<Vec<DirectoryEntry>, ReadError> {
-    let directory = Directory::decode(directory, run.part, &run.run)
-        .map_err(|source| damaged(handle, run, 0..u64::from(run.run.directory_len), source))?;
+    let bytes = match &run.directory_bytes {
+        Some(bytes) => bytes.clone(),
+        None => buckets.get(&handle.extents()[run.extent], run.directory.clone()).await?,
+    };
+    let directory = Directory::decode(&bytes, run.part, &run.run)
+        .map_err(|source| damaged(handle, run, run.directory.clone(), source))?;
     Ok(directory.entries().iter().filter(|entry| wanted.contains(key_of(entry))).cloned().collect())
 }
 
-/// `range` is in the run.
+/// `range` is in the object.
 fn damaged(handle: &ChangelogHandle, run: &SourceRun, range: Range<u64>, source: PartError) -> ReadError {
     ReadError::Damaged {
         object: handle.extents()[run.extent].object().to_owned(),
         part: run.part.index as usize,
-        start: run.offset + range.start,
-        end: run.offset + range.end,
+        start: range.start,
+        end: range.end,
         source,
     }
 }

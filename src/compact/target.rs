@@ -16,11 +16,11 @@ use super::CompactError;
 use super::builder::{Built, PartBuilder};
 use super::source::{Source, WholePart};
 use crate::device::lock;
-use crate::footer::Footer;
 use crate::handle::{ChangelogHandle, Extent};
 use crate::options::Options;
 use crate::part::{PartId, Run};
 use crate::piece::{self, Piece};
+use crate::tail::Tail;
 use crate::types::{LogId, SequenceNumber};
 use crate::uploader::{OBJECT_OPEN_MAX, object_bytes_max, object_name};
 
@@ -48,7 +48,7 @@ pub(super) struct Target<'a> {
 struct Open {
     name: String,
     upload: Upload,
-    footer: Footer,
+    tail: Tail,
     opened_at: Instant,
     logs: BTreeMap<LogId, Range<SequenceNumber>>,
 }
@@ -121,10 +121,11 @@ impl<'a> Target<'a> {
             self.open();
         }
         let open = self.open.as_mut().expect("just opened");
-        let part = PartId { token: open.footer.token(), index: open.footer.parts().len() as u32 };
-        let Built { bytes, runs, compression } = builder.build(part);
+        let footer = open.tail.footer();
+        let part = PartId { token: footer.token(), index: footer.parts().len() as u32 };
+        let Built { bytes, directories, runs, compression } = builder.build(part);
         open.add(&runs);
-        open.footer.push(compression, runs);
+        open.tail.push(compression, runs, &directories);
         self.send(bytes.into())
     }
 
@@ -138,7 +139,7 @@ impl<'a> Target<'a> {
         }
         let open = self.open.as_mut().expect("just opened");
         open.add(&part.runs);
-        open.footer.push_copy(part.compression, part.runs.clone(), part.origin);
+        open.tail.push_copy(part.compression, part.runs.clone(), &part.directories, part.origin);
         let Upload::Composed(composition) = &mut open.upload else {
             unreachable!("objects are composed where parts are copied")
         };
@@ -148,8 +149,8 @@ impl<'a> Target<'a> {
 
     fn is_full(&self, open: &Open, runs: usize) -> bool {
         open.opened_at.elapsed() >= OBJECT_OPEN_MAX
-            || !open.footer.fits(runs)
-            || open.footer.parts_len() >= object_bytes_max(self.driver)
+            || !open.tail.fits(runs)
+            || open.tail.footer().parts_len() >= object_bytes_max(self.driver)
             || matches!(&open.upload, Upload::Composed(composition) if composition.is_full())
     }
 
@@ -165,7 +166,7 @@ impl<'a> Target<'a> {
         self.open = Some(Open {
             upload,
             name,
-            footer: Footer::new(token),
+            tail: Tail::new(token),
             opened_at: Instant::now(),
             logs: BTreeMap::new(),
         });
@@ -198,9 +199,12 @@ impl<'a> Target<'a> {
 
     /// Ends the open object, if there is one, and waits until it is proven complete.
     pub(super) fn finish(&mut self) -> Result<(), CompactError> {
-        let Some(Open { name, upload, footer, logs, .. }) = self.open.take() else { return Ok(()) };
-        let tail = Bytes::from(footer.encode());
-        let range = footer.parts_len()..footer.parts_len() + tail.len() as u64;
+        let Some(Open { name, upload, tail, logs, .. }) = self.open.take() else { return Ok(()) };
+        let footer = tail.footer();
+        let (token, parts) = (footer.token(), footer.parts().len());
+        let runs = footer.parts().iter().map(|part| part.runs.len()).sum();
+        let (tail, range) = tail.encode();
+        let tail = Bytes::from(tail);
         let (pieces, total, leftovers) = match upload {
             Upload::Sent(upload) => self.finish_sent(&name, upload, tail)?,
             Upload::Composed(composition) => self.finish_composed(&name, composition, tail)?,
@@ -216,15 +220,8 @@ impl<'a> Target<'a> {
         if let Some(what) = what {
             return Err(CompactError::Placed { object: name, what });
         }
-        tracing::debug!(object = name, bytes = range.end, parts = footer.parts().len(), "object complete");
-        self.written.push(Written {
-            pieces,
-            footer: range,
-            token: footer.token(),
-            parts: footer.parts().len(),
-            runs: footer.parts().iter().map(|part| part.runs.len()).sum(),
-            logs,
-        });
+        tracing::debug!(object = name, bytes = range.end, parts, "object complete");
+        self.written.push(Written { pieces, footer: range, token, parts, runs, logs });
         Ok(())
     }
 

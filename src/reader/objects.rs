@@ -46,19 +46,24 @@ pub(super) struct PartRun {
     pub part: PartId,
     /// Where the run starts in the object, in bytes.
     pub offset: u64,
+    /// Where its directory is in the object.
+    pub directory: Range<u64>,
     pub compression: Compression,
     pub run: Run,
 }
 
 impl ObjectSource {
-    /// The runs that hold changes of the extent, checked to hold all of them.
+    /// The runs that hold changes of the extent, checked to hold all of them. Their directories follow each other.
     pub fn runs(&self, footer: &Footer) -> Result<Vec<PartRun>, ReadError> {
         let ObjectSource { log, extent } = self;
         let mut needed = Vec::new();
         let mut due = extent.first;
+        let mut directories = footer.directories(*log).start;
         for (index, part) in footer.parts().iter().enumerate() {
             let Ok(at) = part.runs.binary_search_by_key(log, |run| run.log) else { continue };
             let run = part.runs[at];
+            let directory = directories..directories + u64::from(run.directory_len);
+            directories = directory.end;
             if run.end <= extent.first || run.first >= extent.end {
                 continue;
             }
@@ -71,6 +76,7 @@ impl ObjectSource {
                 index,
                 part: footer.part_id(index),
                 offset: part.offset + run.offset,
+                directory,
                 compression: part.compression,
                 run,
             });
@@ -82,9 +88,9 @@ impl ObjectSource {
         Ok(needed)
     }
 
-    pub fn damaged(&self, run: &PartRun, range: Range<u64>, source: PartError) -> ReadError {
-        let object = self.extent.object().to_owned();
-        let (start, end) = (run.offset + range.start, run.offset + range.end);
+    /// `range` is in the object.
+    fn damaged(&self, run: &PartRun, range: Range<u64>, source: PartError) -> ReadError {
+        let (object, Range { start, end }) = (self.extent.object().to_owned(), range);
         ReadError::Damaged { object, part: run.index as usize, start, end, source }
     }
 
@@ -127,7 +133,7 @@ impl Rope {
 pub(super) enum Unread {
     Store(StoreError),
     Footer(FooterError),
-    Part(PartError),
+    Directory(PartError),
     /// The changeset at this place in its run.
     Changeset(Range<u64>, PartError),
     Closed,
@@ -141,11 +147,11 @@ impl Unread {
             (Unread::Footer(error), _) => {
                 ReadError::Footer { object: source.extent.object().to_owned(), source: error }
             }
-            (Unread::Part(error), Some(run)) => {
-                source.damaged(run, 0..u64::from(run.run.directory_len), error)
+            (Unread::Directory(error), Some(run)) => source.damaged(run, run.directory.clone(), error),
+            (Unread::Changeset(range, error), Some(run)) => {
+                source.damaged(run, run.offset + range.start..run.offset + range.end, error)
             }
-            (Unread::Changeset(range, error), Some(run)) => source.damaged(run, range, error),
-            (Unread::Part(_) | Unread::Changeset(..) | Unread::Closed, _) => ReadError::Closed,
+            (Unread::Directory(_) | Unread::Changeset(..) | Unread::Closed, _) => ReadError::Closed,
         }
     }
 }
@@ -187,7 +193,7 @@ impl<T> Asked<T> {
 
 /// The file that an object's first piece is in: a file belongs to one object.
 type ObjectKey = (Arc<str>, String);
-/// A run, by its object and where it starts there.
+/// A run, by its object and where its directory starts there.
 type RunKey = (ObjectKey, u64);
 /// A bucket of a driver.
 type Bucket = (Arc<Driver>, BucketIndex);
@@ -273,66 +279,103 @@ impl Objects {
         Ok(Asked::Waiting(pending))
     }
 
-    /// The footer of an object.
+    /// The footer of an object. What came with it of directories is kept too.
     pub fn footer(
         &self,
         source: &ObjectSource,
         stats: &mut ReadStats,
     ) -> Result<Asked<Arc<Footer>>, ReadError> {
-        let Extent { footer, token, .. } = &source.extent;
-        let token = *token;
-        let (asked, key) = self.footers.ask(object_key(&source.extent));
-        if let Some(key) = key {
-            self.fetch(source, footer.clone(), stats, &self.footers, key, move |bytes| {
-                let footer = Footer::decode(bytes, Some(token)).map_err(Unread::Footer)?;
+        let extent = &source.extent;
+        let (asked, key) = self.footers.ask(object_key(extent));
+        let Some(key) = key else { return Ok(asked) };
+        let range = extent.end_of_object();
+        let (token, footer_len) = (extent.token, (extent.footer.end - extent.footer.start) as usize);
+        // The answer keeps the shelves, not the driver: that must not be dropped by a thread of its own.
+        let (footers, directories, at) = (self.footers.clone(), self.directories.clone(), key.clone());
+        let start = range.start;
+        let sent = self.get(extent, range, stats, move |outcome| {
+            let footer = outcome.map_err(Unread::Store).and_then(|rope| {
+                let mut before = rope.whole();
+                let bytes = before.split_off(before.len().saturating_sub(footer_len));
+                let footer = Footer::decode(&bytes, Some(token)).map_err(Unread::Footer)?;
+                directories.offer(&at, &footer, &before, start);
                 let runs = footer.parts().iter().map(|part| size_of_val(&part.runs[..])).sum::<usize>();
                 let bytes = size_of_val(footer.parts()) + runs;
                 Ok((footer, bytes))
-            })?;
-        }
-        Ok(asked)
-    }
-
-    /// The directory of a run.
-    pub fn directory(
-        &self,
-        source: &ObjectSource,
-        run: &PartRun,
-        stats: &mut ReadStats,
-    ) -> Result<Asked<Arc<Directory>>, ReadError> {
-        let key = (object_key(&source.extent), run.offset);
-        let (asked, key) = self.directories.ask(key);
-        if let Some(key) = key {
-            let range = run.offset..run.offset + u64::from(run.run.directory_len);
-            let (part, run) = (run.part, run.run);
-            self.fetch(source, range, stats, &self.directories, key, move |bytes| {
-                let directory = Directory::decode(bytes, part, &run).map_err(Unread::Part)?;
-                let bytes = size_of_val(directory.entries());
-                Ok((directory, bytes))
-            })?;
-        }
-        Ok(asked)
-    }
-
-    /// Reads a range for a shelf.
-    fn fetch<K: Clone + Eq + Hash + Send + 'static, V: Send + Sync + 'static>(
-        &self,
-        source: &ObjectSource,
-        range: Range<u64>,
-        stats: &mut ReadStats,
-        shelf: &Shelf<K, V>,
-        key: K,
-        decode: impl FnOnce(&[u8]) -> Result<(V, usize), Unread> + Send + 'static,
-    ) -> Result<(), ReadError> {
-        // The answer keeps the shelf, not the driver: that must not be dropped by a thread of its own.
-        let (kept, at) = (shelf.clone(), key.clone());
-        let asked = self.get(&source.extent, range, stats, move |outcome| {
-            kept.put(&at, outcome.map_err(Unread::Store).and_then(|rope| decode(&rope.whole())));
+            });
+            footers.put(&at, footer);
         });
-        if asked.is_err() {
-            shelf.put(&key, Err(Unread::Closed));
+        if let Err(error) = sent {
+            self.footers.put(&key, Err(Unread::Closed));
+            return Err(error);
         }
-        asked
+        Ok(asked)
+    }
+
+    /// The directories of runs that follow each other in their object.
+    pub fn directories(
+        &self,
+        source: &ObjectSource,
+        runs: &[PartRun],
+        stats: &mut ReadStats,
+    ) -> Result<Vec<Asked<Arc<Directory>>>, ReadError> {
+        let mut asked = Vec::with_capacity(runs.len());
+        let mut missing = Vec::new();
+        for run in runs {
+            let (directory, key) = self.directories.ask((object_key(&source.extent), run.directory.start));
+            asked.push(directory);
+            missing.extend(key.map(|key| (key, run.clone())));
+        }
+        let mut failed = None;
+        for together in missing.chunk_by(|(_, run), (_, next)| run.directory.end == next.directory.start) {
+            let (shelf, wanted) = (self.directories.clone(), together.to_vec());
+            let range = together[0].1.directory.start..together[together.len() - 1].1.directory.end;
+            let start = range.start;
+            let sent = failed.is_none().then(|| {
+                self.get(&source.extent, range, stats, move |outcome| {
+                    let bytes = outcome.map(|rope| rope.whole()).map_err(Unread::Store);
+                    for (key, run) in wanted {
+                        let directory = bytes.clone().and_then(|bytes| {
+                            let within = |at: u64| (at - start) as usize;
+                            let range = within(run.directory.start)..within(run.directory.end);
+                            decode_directory(bytes.get(range).unwrap_or_default(), run.part, &run.run)
+                        });
+                        shelf.put(&key, directory);
+                    }
+                })
+            });
+            if let Some(Err(error)) = sent {
+                failed = Some(error);
+            }
+            if failed.is_some() {
+                together.iter().for_each(|(key, _)| self.directories.put(key, Err(Unread::Closed)));
+            }
+        }
+        failed.map_or(Ok(asked), Err)
+    }
+}
+
+/// A directory, and the memory that it takes.
+fn decode_directory(bytes: &[u8], part: PartId, run: &Run) -> Result<(Directory, usize), Unread> {
+    let directory = Directory::decode(bytes, part, run).map_err(Unread::Directory)?;
+    let bytes = size_of_val(directory.entries());
+    Ok((directory, bytes))
+}
+
+impl Shelf<RunKey, Directory> {
+    /// Keeps what is in the bytes before a footer, from `start` on, and is whole. Nobody has asked for it yet.
+    fn offer(&self, object: &ObjectKey, footer: &Footer, before: &[u8], start: u64) {
+        for (part, run, range) in footer.runs() {
+            let Some(first) = range.start.checked_sub(start) else { continue };
+            let bytes = before.get(first as usize..(range.end - start) as usize).unwrap_or_default();
+            if let Ok((directory, bytes)) = decode_directory(bytes, footer.part_id(part), run) {
+                let key = (object.clone(), range.start);
+                let mut kept = lock(&self.0);
+                if !kept.slots.contains_key(&key) {
+                    kept.keep(key, Arc::new(directory), bytes);
+                }
+            }
+        }
     }
 }
 
@@ -441,21 +484,27 @@ impl<K: Clone + Eq + Hash, V> Shelf<K, V> {
         let Some(Slot::Asked(waiting)) = kept.slots.remove(key) else { return };
         let outcome = outcome.map(|(value, bytes)| {
             let value = Arc::new(value);
-            kept.slots.insert(key.clone(), Slot::Here(Arc::clone(&value)));
-            kept.order.push_back((key.clone(), bytes));
-            kept.bytes += bytes;
-            while kept.bytes > KEPT_BYTES_MAX
-                && kept.order.len() > 1
-                && let Some((oldest, bytes)) = kept.order.pop_front()
-            {
-                kept.bytes -= bytes;
-                kept.slots.remove(&oldest);
-            }
+            kept.keep(key.clone(), Arc::clone(&value), bytes);
             value
         });
         drop(kept);
         for resolver in waiting {
             resolver.resolve(outcome.clone());
+        }
+    }
+}
+
+impl<K: Clone + Eq + Hash, V> Kept<K, V> {
+    fn keep(&mut self, key: K, value: Arc<V>, bytes: usize) {
+        self.slots.insert(key.clone(), Slot::Here(value));
+        self.order.push_back((key, bytes));
+        self.bytes += bytes;
+        while self.bytes > KEPT_BYTES_MAX
+            && self.order.len() > 1
+            && let Some((oldest, bytes)) = self.order.pop_front()
+        {
+            self.bytes -= bytes;
+            self.slots.remove(&oldest);
         }
     }
 }

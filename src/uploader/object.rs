@@ -15,12 +15,12 @@ use twox_hash::XxHash3_64;
 use super::{Event, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Uploader};
 use crate::checkpoint::{Cut, Request, RequestId};
 use crate::error::PersistError;
-use crate::footer::Footer;
 use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
 use crate::options::Options;
 use crate::part::PartId;
 use crate::piece::{self, Piece};
 use crate::queue::LocalBlock;
+use crate::tail::Tail;
 use crate::types::{LogId, SequenceNumber};
 
 /// The driver gets parts in slices of this share of its budget.
@@ -35,7 +35,7 @@ pub(super) struct OpenObject {
     /// It holds changes of directories out of service, and of no others.
     pub(super) detached: bool,
     pub(super) upload: ObjectUpload,
-    pub(super) footer: Footer,
+    pub(super) tail: Tail,
     /// What it holds, to be given back should it fail.
     pub(super) blocks: Vec<LocalBlock>,
     pub(super) ranges: BTreeMap<LogId, (usize, Vec<LogRange>)>,
@@ -53,7 +53,7 @@ pub(super) struct Finishing {
     pub(super) name: String,
     pub(super) token: u64,
     pub(super) detached: bool,
-    pub(super) footer: Footer,
+    pub(super) parts: usize,
     /// Of the last put, which the driver has until the end.
     pub(super) tail_bytes: u64,
     pub(super) object_bytes: u64,
@@ -77,7 +77,7 @@ impl Uploader {
             Some(object) => object.token,
             None => (self.parts.random)(),
         };
-        let index = self.object.as_ref().map_or(0, |object| object.footer.parts().len() as u32);
+        let index = self.object.as_ref().map_or(0, |object| object.tail.footer().parts().len() as u32);
         let compression = self.parts.options.compression;
         if let Some(memory) = self.buffers.take() {
             self.assembler.reuse(memory);
@@ -150,7 +150,7 @@ impl Uploader {
                 _ => ranges.push(range),
             }
         }
-        object.footer.push(compression, part.runs);
+        object.tail.push(compression, part.runs, &part.directories);
         Ok(Some(self.buffers.lend(part.bytes)))
     }
 
@@ -175,7 +175,7 @@ impl Uploader {
             name,
             token,
             detached,
-            footer: Footer::new(token),
+            tail: Tail::new(token),
             blocks: Vec::new(),
             ranges: BTreeMap::new(),
             wanted: false,
@@ -229,18 +229,17 @@ impl Uploader {
     pub(super) fn finish(&mut self, cut: Cut, part: Option<Bytes>, span: tracing::Span, now: Instant) {
         self.want(&cut.requests);
         let object = self.object.take().expect("there is something to finish");
-        let OpenObject { number, name, token, detached, upload, footer, blocks, ranges, .. } = object;
+        let OpenObject { number, name, token, detached, upload, tail, blocks, ranges, .. } = object;
         span.record("object", &name);
-        let encoded = Bytes::from(footer.encode());
-        let start = footer.parts_len();
-        let footer_range = start..start + encoded.len() as u64;
-        let tail: Vec<Bytes> = part.into_iter().chain([encoded]).collect();
-        let tail_bytes = len_of(&tail);
+        let parts = tail.footer().parts().len();
+        let (encoded, footer_range) = tail.encode();
+        let last: Vec<Bytes> = part.into_iter().chain([encoded.into()]).collect();
+        let tail_bytes = len_of(&last);
         self.bytes_out += tail_bytes;
         let (sender, settled) = (self.parts.sender.clone(), self.parts.sender.clone());
         let object = name.clone();
         upload.finish(
-            tail,
+            last,
             move |outcome| {
                 let _ = sender.send(Event::Completed { token, outcome });
             },
@@ -255,7 +254,7 @@ impl Uploader {
             name,
             token,
             detached,
-            footer,
+            parts,
             tail_bytes,
             object_bytes,
             footer_range,
@@ -336,7 +335,7 @@ impl Uploader {
             cut,
             name,
             token,
-            footer,
+            parts,
             object_bytes,
             footer_range,
             blocks,
@@ -373,13 +372,7 @@ impl Uploader {
         metrics::counter!("tidelog_objects_completed_total").increment(1);
         metrics::histogram!("tidelog_object_finish_seconds")
             .record(now.duration_since(started_at).as_secs_f64());
-        tracing::debug!(
-            object = name,
-            bytes = object_bytes,
-            parts = footer.parts().len(),
-            pieces = pieces.len(),
-            "object complete"
-        );
+        tracing::debug!(object = name, bytes = object_bytes, parts, pieces = pieces.len(), "object complete");
         self.sent(cut.requests, number);
         self.answer_sent(now);
     }

@@ -180,7 +180,7 @@ impl Found {
             return Some(format!("it has {} bytes, a handle says {expected}: {how}", self.len));
         }
         let footer = self.footer.as_ref()?;
-        if footer.parts_len() != extent.footer.start || extent.footer.end != self.len {
+        if footer.start() != extent.footer.start || extent.footer.end != self.len {
             return Some("its footer is not where a handle says".to_owned());
         }
         if footer.token() != extent.token {
@@ -258,8 +258,10 @@ fn read_footer(bytes: &Bytes, report: &mut Report) -> Result<Footer, Problem> {
     let footer = Footer::decode(&read(range)?, None).map_err(Problem::Footer)?;
     report.verified(footer_bytes);
     report.fact("footer bytes", footer_bytes);
-    if footer.parts_len().checked_add(footer_bytes) != Some(len) {
-        return Err(Problem::Footer(FooterError::Corrupt("its parts and itself do not fill the object")));
+    if footer.start().checked_add(footer_bytes) != Some(len) {
+        return Err(Problem::Footer(FooterError::Corrupt(
+            "its parts, their directories and itself do not fill the object",
+        )));
     }
     Ok(footer)
 }
@@ -267,9 +269,7 @@ fn read_footer(bytes: &Bytes, report: &mut Report) -> Result<Footer, Problem> {
 fn describe(footer: &Footer, report: &mut Report) {
     report.fact("token", format!("{:016x}", footer.token()));
     report.fact("parts", footer.parts().len());
-    let directories: u64 =
-        footer.parts().iter().flat_map(|part| &part.runs).map(|run| u64::from(run.directory_len)).sum();
-    report.fact("directories bytes", directories);
+    report.fact("directories bytes", footer.directories_len());
     let mut logs: BTreeMap<LogId, (u64, u64, u64, u64)> = BTreeMap::new();
     for run in footer.parts().iter().flat_map(|part| &part.runs) {
         let sum = logs.entry(run.log).or_insert((run.first.0, run.end.0, 0, 0));
@@ -293,29 +293,34 @@ fn describe(footer: &Footer, report: &mut Report) {
 
 /// Holds every directory and changeset against its checksum and the footer.
 fn verify_parts(footer: &Footer, bytes: &Bytes, report: &mut Report) -> Result<(), Failure> {
-    for (index, part) in footer.parts().iter().enumerate() {
-        let id = footer.part_id(index as u32);
-        for run in &part.runs {
-            verify_run(id, part.offset + run.offset, run, part.compression, bytes, report)?;
-        }
+    for (index, run, directory) in footer.runs() {
+        let part = &footer.parts()[index as usize];
+        let place = Place { part: footer.part_id(index), start: part.offset + run.offset, directory };
+        verify_run(place, run, part.compression, bytes, report)?;
     }
     Ok(())
 }
 
-fn verify_run(
+/// Where a run and its directory are in the object.
+struct Place {
     part: PartId,
     start: u64,
+    directory: Range<u64>,
+}
+
+fn verify_run(
+    Place { part, start, directory: at }: Place,
     run: &Run,
     compression: Compression,
     bytes: &Bytes,
     report: &mut Report,
 ) -> Result<(), Failure> {
     let named = |what: &dyn std::fmt::Display| format!("part {}, log {}: {what}", part.index, run.log);
-    let directory = bytes.read(start..start + u64::from(run.directory_len))?;
+    let directory = bytes.read(at.clone())?;
     let directory = match Directory::decode(&directory, part, run) {
         Ok(directory) => directory,
         Err(error) => {
-            report.damage(Some(start), named(&error));
+            report.damage(Some(at.start), named(&error));
             return Ok(());
         }
     };
