@@ -27,7 +27,7 @@ use std::time::{Duration, SystemTime};
 use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::{Driver, Runtime, Store, block_on};
 
-use crate::handle::ChangelogHandle;
+use crate::handle::{ChangelogHandle, joined as joined_extents};
 use crate::options::Options;
 use crate::reader::Change;
 use crate::types::{KeyGroupRange, LogId};
@@ -314,7 +314,7 @@ fn join(handles: &[ChangelogHandle]) -> Result<Vec<ChangelogHandle>, CompactErro
             }
         }
         let (first, last) = (parts[0], parts[parts.len() - 1]);
-        let extents = parts.iter().flat_map(|part| part.extents()).cloned().collect();
+        let extents = joined_extents(parts.iter().flat_map(|part| part.extents()));
         let (name, key_groups) = (first.name(), first.key_groups());
         joined.push((place, ChangelogHandle::new(log, name, key_groups, first.from(), last.to(), extents)?));
     }

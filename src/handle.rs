@@ -117,6 +117,24 @@ pub struct ChangelogHandle {
     extents: Vec<Extent>,
 }
 
+/// Extents that follow each other, with those that go on in the same object as one.
+pub(crate) fn joined<'a>(extents: impl Iterator<Item = &'a Extent>) -> Vec<Extent> {
+    let mut joined: Vec<Extent> = Vec::new();
+    for extent in extents {
+        match joined.last_mut() {
+            Some(last)
+                if last.end == extent.first
+                    && (last.token, &last.footer, &last.pieces)
+                        == (extent.token, &extent.footer, &extent.pieces) =>
+            {
+                last.end = extent.end;
+            }
+            _ => joined.push(extent.clone()),
+        }
+    }
+    joined
+}
+
 /// Why a handle was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError {

@@ -30,8 +30,8 @@ fn every_kind_is_shown() {
     assert_eq!(of_kind("segment")["logs"][0]["changes"], 2000);
     let value_bytes: usize = flights()[..2000].iter().map(|record| record.len()).sum();
     assert_eq!(of_kind("segment")["logs"][0]["value_bytes"], value_bytes);
-    assert_eq!(of_kind("handle")["changes"], 2000);
-    assert_eq!(of_kind("object")["logs"][0]["changes"], 2000);
+    assert_eq!(of_kind("handle")["numbers"], 2000);
+    assert_eq!(of_kind("object")["logs"][0]["to"], 2000);
     let text = stdout(&succeeds(tidelog_with(&["inspect", &local, &handles, &object])));
     for part in ["local directory", "LogCreated", "epoch", "extents", "2,000"] {
         assert!(text.contains(part), "{part} is not in: {text}");

@@ -16,7 +16,7 @@ use super::ChangelogReader;
 use super::local::{LocalGroup, LocalSite, Pin, groups};
 use super::objects::{ObjectSource, Objects};
 use crate::error::ReadError;
-use crate::handle::{ChangelogHandle, Extent};
+use crate::handle::{ChangelogHandle, Extent, joined};
 use crate::local::index::BlockRef;
 use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 
@@ -56,7 +56,8 @@ pub enum HandlesError {
     },
     /// Two handles of a log give it different key groups.
     #[error(
-        "one handle of log {log} ({name}) is for key groups {first}, another one for {second}: one of them is damaged"
+        "one handle of log {log} ({name}) is for key groups {first}, another one for {second}, as compactions of some key \
+         groups make them: read each by a restore of its own, or compact all key groups at once"
     )]
     KeyGroupsDiffer {
         /// The log.
@@ -179,9 +180,12 @@ impl Restore {
         local: LocalBlocks,
     ) -> Result<Restore, ReadError> {
         let mut plan = Plan::new(driver);
-        for handle in in_order(handles)? {
-            let range = handle.from()..handle.to();
-            plan.add(handle.log(), handle.key_groups(), range, handle.extents(), local.get(&handle.log()))?;
+        for of_log in in_order(handles)?.chunk_by(|a, b| a.log() == b.log()) {
+            // Together they have no hole. Several may have changes in one object, side by side: each is fetched once.
+            let (log, key_groups, from) = (of_log[0].log(), of_log[0].key_groups(), of_log[0].from());
+            let to = of_log.iter().map(|handle| handle.to()).max().unwrap_or(from);
+            let extents = joined(of_log.iter().flat_map(|handle| handle.extents()));
+            plan.add(log, key_groups, from..to, &extents, local.get(&log))?;
         }
         let covered = (!handles.is_empty()).then(|| union(handles).into());
         Ok(Restore { shared: Arc::new(plan.finish(None)), covered })

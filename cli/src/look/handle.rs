@@ -47,7 +47,7 @@ fn describe(handle: &ChangelogHandle, report: &mut Report) {
     report.fact("key groups", handle.key_groups().to_string());
     report.fact("from", handle.from().0);
     report.fact("to", handle.to().0);
-    report.fact("changes", handle.to().0 - handle.from().0);
+    report.fact("numbers", handle.to().0 - handle.from().0);
     let rows = handle.extents().iter().flat_map(|extent| {
         extent.pieces.iter().map(|Piece { bucket, object, offset, bytes }| -> Vec<Value> {
             let (bucket, object) = ((**bucket).into(), object.clone().into());
