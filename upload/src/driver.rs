@@ -464,7 +464,8 @@ impl Core {
         outcome
     }
 
-    /// Says when the requests to a bucket keep failing, and when they succeed again.
+    /// Says when the requests to a bucket keep failing, and when they succeed again; and when one of several buckets refuses
+    /// objects, of which no error tells as long as another one takes them.
     fn warn<T>(&self, what: What<'_>, sends: bool, outcome: &Result<T, StoreError>, started: Instant) {
         let now = self.timers.now();
         match outcome {
@@ -483,7 +484,16 @@ impl Core {
                     );
                 }
             }
-            Err(_) => {}
+            Err(error) => {
+                let refused = matches!(error.kind(), StoreErrorKind::NoSuchBucket | StoreErrorKind::Denied);
+                let writes = matches!(
+                    what.operation,
+                    Operation::Put | Operation::Create | Operation::PutPart | Operation::Complete
+                );
+                if self.stores.len() > 1 && refused && writes && self.troubles.refused(what.bucket, now) {
+                    tracing::warn!("one of the buckets refuses objects, they go to the others: {error}");
+                }
+            }
         }
     }
 

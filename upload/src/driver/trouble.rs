@@ -1,7 +1,7 @@
 //! When a person is told that the requests to a bucket keep failing: a few seconds after they began to, and then seldom.
 //!
 //! What is tried again may go on for as long as a persist may take, and ends in an error only then. Refusals that do not
-//! pass by themselves are told by their error at once, and are no business of this. Pure.
+//! pass by themselves are told by their error at once; only where another bucket takes what one refuses are they told here. Pure.
 #![forbid(unsafe_code)]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,6 +25,8 @@ struct Bucket {
     /// When a request succeeded last.
     good: Option<Instant>,
     trouble: Option<Trouble>,
+    /// When it was told last that the bucket refuses objects.
+    refusal_told: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
@@ -75,6 +77,16 @@ impl Troubles {
         })
     }
 
+    /// A bucket refused an object for a reason that does not pass by itself. Whether that is to be told.
+    pub(super) fn refused(&self, bucket: BucketIndex, now: Instant) -> bool {
+        let told = &mut self.lock()[bucket.0].refusal_told;
+        let due = told.is_none_or(|told| now.saturating_duration_since(told) >= TELL_AGAIN);
+        if due {
+            *told = Some(now);
+        }
+        due
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Bucket>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,6 +120,16 @@ mod tests {
         let start = Instant::now();
         let later = start + Duration::from_secs(10);
         assert_eq!(troubles.failed(ONLY, true, start, later), Some(Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn refusals_are_told_at_once_and_then_seldom() {
+        let troubles = Troubles::new(2);
+        let start = Instant::now();
+        let seconds = |second| start + Duration::from_secs(second);
+        let told: Vec<u64> = (0..=130).filter(|second| troubles.refused(ONLY, seconds(*second))).collect();
+        assert_eq!(told, [0, 60, 120]);
+        assert!(troubles.refused(BucketIndex(1), seconds(130)), "each bucket for itself");
     }
 
     #[test]
