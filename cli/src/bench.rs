@@ -19,7 +19,7 @@ use self::load::Plan;
 use self::report::Conditions;
 use crate::metrics::MetricsArgs;
 use crate::places::{Survives, Tuning};
-use crate::{Every, Failure, parse_bytes, parse_every, show};
+use crate::{Every, Failure, parse_bytes, parse_every, parse_time, show};
 
 /// How long an append waits for the disk or the uploads before the bench gives up.
 const APPEND_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -70,13 +70,6 @@ fn parse_record_bytes(text: &str) -> Result<u64, String> {
     match parse_bytes(text)? {
         bytes @ 0..=0x40_0000 => Ok(bytes),
         _ => Err("at most 4M".to_owned()),
-    }
-}
-
-fn parse_time(text: &str) -> Result<Duration, String> {
-    match parse_every(text)? {
-        Every::Time(time) => Ok(time),
-        Every::Records(_) => Err("give a time, as in 20ms or 1s".to_owned()),
     }
 }
 

@@ -17,9 +17,10 @@ use std::path::{Path, PathBuf};
 use tidelog_io::directory::MANIFEST_NAME;
 use tidelog_io::segment::parse_segment_name;
 
-use self::object::Bytes;
+use self::object::{Buckets, Bytes};
 pub use self::report::{Report, Show};
 use crate::Failure;
+use crate::patience::PatienceArgs;
 
 /// How closely to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub struct LookArgs {
     /// The paths are names of objects in this bucket.
     #[arg(long, value_name = "URL")]
     bucket: Option<String>,
+    #[command(flatten)]
+    patience: PatienceArgs,
     /// The files, or local directories of a changelog; - for handles from standard input.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
@@ -51,18 +54,23 @@ impl LookArgs {
     /// Something cannot be read, or was written by a newer tidelog. Damage is no error: the reports name it.
     pub fn reports(&self, depth: Depth) -> Result<Vec<Report>, Failure> {
         let mut reports = Vec::new();
+        let mut buckets = Buckets::new(self.patience);
         for path in &self.paths {
-            reports.extend(look(path, self.bucket.as_deref(), depth)?);
+            reports.extend(look(path, self.bucket.as_deref(), depth, &mut buckets)?);
         }
         Ok(reports)
     }
 }
 
 /// Looks at `path`, or, with a bucket, at the object of that name in it.
-fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Report>, Failure> {
+fn look(
+    path: &Path,
+    bucket: Option<&str>,
+    depth: Depth,
+    buckets: &mut Buckets,
+) -> Result<Vec<Report>, Failure> {
     let name = path.display().to_string();
     if let Some(bucket) = bucket {
-        let mut buckets = object::Buckets::default();
         let shown = format!("{bucket} {name}");
         let bytes = match buckets.open(bucket, &name) {
             Ok(bytes) => bytes,
@@ -76,12 +84,12 @@ fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Report>, 
         return object::look(&shown, &bytes, depth).map(|found| vec![found.report]);
     }
     if name == "-" {
-        return handle::look(path, depth);
+        return handle::look(path, depth, buckets);
     }
     let failed = |error: io::Error| Failure::new(format!("cannot read {name}: {error}"));
     let metadata = std::fs::metadata(path).map_err(failed)?;
     if metadata.is_dir() {
-        return directory::look(path, depth);
+        return directory::look(path, depth, buckets);
     }
     let file = File::open(path).map_err(failed)?;
     match recognize(path, &file, metadata.len()).map_err(failed)? {
@@ -91,7 +99,7 @@ fn look(path: &Path, bucket: Option<&str>, depth: Depth) -> Result<Vec<Report>, 
             let bytes = Bytes::File { file, len: metadata.len() };
             object::look(&name, &bytes, depth).map(|found| vec![found.report])
         }
-        Some(Kind::Handles) => handle::look(path, depth),
+        Some(Kind::Handles) => handle::look(path, depth, buckets),
         None => {
             let mut report = Report::new(name, "unknown");
             let what = "no segment, manifest or handle of tidelog begins here, no object ends here: it is another \

@@ -215,6 +215,14 @@ fn parse_every(text: &str) -> Result<Every, String> {
     every.ok_or_else(|| "give a number of records, as in 10000, or a time, as in 500ms or 2s".to_owned())
 }
 
+/// Reads a time as in 500ms or 2s.
+fn parse_time(text: &str) -> Result<std::time::Duration, String> {
+    match parse_every(text)? {
+        Every::Time(time) => Ok(time),
+        Every::Records(_) => Err("give a time, as in 500ms or 2s".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -252,5 +260,7 @@ mod tests {
         for bad in ["", "0", "0s", "s", "1m", "-1"] {
             assert!(parse_every(bad).is_err(), "{bad}");
         }
+        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
+        assert!(parse_time("10").is_err());
     }
 }

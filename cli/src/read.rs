@@ -3,9 +3,11 @@
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
-use tidelog::{Change, ChangelogReader, KeyGroupRange, LocalLogs, LogId, Restore};
+use tidelog::{Change, ChangelogHandle, ChangelogReader, KeyGroupRange, LocalLogs, LogId, Restore};
+use tidelog_upload::block_on_timeout;
 
 use crate::input::Framing;
+use crate::patience::PatienceArgs;
 use crate::places::check_bucket;
 use crate::{Failure, handles, parse_key_groups};
 
@@ -34,6 +36,8 @@ pub struct ReadArgs {
     /// Nothing in the directory is changed. May be given more than once.
     #[arg(long = "dir", visible_alias = "directory", value_name = "DIR", conflicts_with = "handles")]
     pub(crate) dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) patience: PatienceArgs,
     /// Files of handles, one a line as JSON, or one as bytes; - for standard input.
     #[arg(required_unless_present = "dirs", value_name = "HANDLES")]
     pub(crate) handles: Vec<PathBuf>,
@@ -44,6 +48,7 @@ pub fn run(args: ReadArgs) -> Result<(), Failure> {
         writer: BufWriter::with_capacity(256 << 10, io::stdout().lock()),
         framing: args.framing,
         with_meta: args.with_meta,
+        patience: args.patience,
         scratch: Vec::new(),
         records: 0,
     };
@@ -62,14 +67,15 @@ pub fn run(args: ReadArgs) -> Result<(), Failure> {
             Some(key_groups) => restore.reader(key_groups).map_err(Failure::new)?,
             None => restore.reader_of_all(),
         };
-        out.print_all(reader, args.from)?;
+        out.print_all(reader, args.from, &buckets_of(&all))?;
     }
     let key_groups = args.key_groups.unwrap_or(KeyGroupRange::ALL);
     for dir in &args.dirs {
         let local = LocalLogs::open(dir).map_err(Failure::new)?;
         for log in local.logs().iter().filter(|log| wanted(log.log())) {
             let reader = log.read(key_groups).map_err(Failure::new)?;
-            out.print_all(reader, args.from)?;
+            let place = format!("the buckets of log {} in {}", log.log(), dir.display());
+            out.print_all(reader, args.from, &place)?;
         }
     }
     out.writer.flush()?;
@@ -77,6 +83,15 @@ pub fn run(args: ReadArgs) -> Result<(), Failure> {
         eprintln!("tidelog: 0 records: {}", why_none(&args));
     }
     Ok(())
+}
+
+/// The buckets that handles name, each once.
+fn buckets_of(handles: &[ChangelogHandle]) -> String {
+    let mut buckets: Vec<&str> =
+        handles.iter().flat_map(|handle| handle.objects()).map(|(bucket, _)| bucket).collect();
+    buckets.sort_unstable();
+    buckets.dedup();
+    buckets.join(", ")
 }
 
 /// What may be the reason that nothing was found.
@@ -94,27 +109,33 @@ struct Output<W: Write> {
     writer: W,
     framing: Framing,
     with_meta: bool,
+    patience: PatienceArgs,
     scratch: Vec<u8>,
     /// How many were printed.
     records: u64,
 }
 
 impl<W: Write> Output<W> {
-    fn print_all(&mut self, changes: ChangelogReader, from: u64) -> Result<(), Failure> {
-        for change in changes {
-            let change = match change {
-                Ok(change) => change,
-                Err(error) => {
+    /// `place` is where changes come from.
+    fn print_all(&mut self, mut changes: ChangelogReader, from: u64, place: &str) -> Result<(), Failure> {
+        loop {
+            let come = self.patience.wait_for(place, |time| {
+                // Each request is made when what it needs to know has come.
+                block_on_timeout(changes.next_batch(), time).ok_or_else(|| changes.stats().requests)
+            });
+            let batch = match come.and_then(|batch| batch.map_err(Failure::new)) {
+                Ok(Some(batch)) => batch,
+                Ok(None) => return Ok(()),
+                Err(failure) => {
                     // What was printed before is right; whoever reads it may have it.
                     self.writer.flush()?;
-                    return Err(Failure::new(error));
+                    return Err(failure);
                 }
             };
-            if change.number.0 >= from {
-                self.print(&change)?;
+            for change in batch.iter().filter(|change| change.number.0 >= from) {
+                self.print(change)?;
             }
         }
-        Ok(())
     }
 
     fn print(&mut self, change: &Change) -> Result<(), Failure> {

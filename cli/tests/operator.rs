@@ -6,11 +6,13 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use common::{Home, fails, files_below, run, sorted, stderr, stdout, succeeds, tidelog, tidelog_with};
-use tidelog_testing::{Fault, Rule, S3Server, ServerOptions};
+use common::{
+    Home, S3, fails, files_below, run, sorted, stderr, stdout, succeeds, tidelog, tidelog_with, write_into,
+};
+use tidelog_testing::{Fault, Rule};
 use tidelog_upload::Operation;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -208,16 +210,6 @@ fn age(path: &Path, age: Duration) {
     File::options().write(true).open(path).unwrap().set_modified(SystemTime::now() - age).unwrap();
 }
 
-/// `tidelog write` into these buckets, with small segments in the directory `local`.
-fn write_into(buckets: &[String], local: &str) -> Command {
-    let mut write = tidelog();
-    write.args(["write", "--segment-bytes", "1M", "--local-bytes", "64M", "--dir", local]);
-    for bucket in buckets {
-        write.args(["--bucket", bucket]);
-    }
-    write
-}
-
 #[test]
 fn a_sweep_shows_first_and_then_removes_what_nobody_needs() {
     let (home, other) = (Home::new(), Home::new());
@@ -289,31 +281,6 @@ fn a_sweep_that_waits_for_its_bucket_says_so() {
     sweep.kill().unwrap();
     sweep.wait().unwrap();
     assert!(waits.as_ref().is_some_and(|line| line.contains(&url)), "{waits:?}");
-}
-
-/// A server with buckets, and commands that may use it.
-struct S3 {
-    server: S3Server,
-}
-
-impl S3 {
-    fn start(buckets: usize) -> S3 {
-        let buckets = (0..buckets).map(|number| format!("bucket-{number}")).collect();
-        S3 { server: S3Server::start(ServerOptions { buckets, ..Default::default() }).unwrap() }
-    }
-
-    fn url(&self, number: usize) -> String {
-        format!("s3://bucket-{number}/ops?endpoint={}", self.server.endpoint())
-    }
-
-    fn allowed(command: &mut Command) -> &mut Command {
-        command.env("AWS_ACCESS_KEY_ID", tidelog_testing::ACCESS_KEY);
-        command.env("AWS_SECRET_ACCESS_KEY", tidelog_testing::SECRET_KEY)
-    }
-
-    fn run(command: &mut Command, input: &str) -> Output {
-        run(S3::allowed(command), input)
-    }
 }
 
 #[test]

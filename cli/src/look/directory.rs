@@ -14,12 +14,13 @@ use tidelog_io::directory::{MANIFEST_NAME, ManifestContent, ManifestError};
 use tidelog_io::segment::segment_name;
 
 use super::handle::Objects;
+use super::object::Buckets;
 use super::segment::{self, Known};
 use super::{Depth, Report};
 use crate::Failure;
 
 /// Looks at all of a directory.
-pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
+pub fn look(path: &Path, depth: Depth, buckets: &mut Buckets) -> Result<Vec<Report>, Failure> {
     let mut report = Report::new(path.display().to_string(), "local directory");
     let local = match LocalLogs::open(path) {
         Ok(local) => Some(local),
@@ -55,7 +56,7 @@ pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
             reports.push(segment::look(&path.join(segment_name(segment)), Some(known))?);
         }
         if depth == Depth::Everything {
-            reports.extend(verify_objects(&state)?);
+            reports.extend(verify_objects(&state, buckets)?);
         }
     }
     // Locked until here: nobody changed anything meanwhile.
@@ -197,8 +198,8 @@ fn kind_of(record: &ManifestRecord) -> String {
 }
 
 /// Every byte of the objects that logs of the directory need and may refer to.
-fn verify_objects(state: &ManifestState) -> Result<Vec<Report>, Failure> {
-    let mut objects = Objects::default();
+fn verify_objects(state: &ManifestState, buckets: &mut Buckets) -> Result<Vec<Report>, Failure> {
+    let mut objects = Objects::new(buckets);
     for object in state.objects().values() {
         // What a registry let go of may be gone.
         for range in object.ranges.iter().filter(|range| state.may_refer(range.log, &object.object)) {

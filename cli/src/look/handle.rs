@@ -12,7 +12,7 @@ use crate::Failure;
 use crate::handles::{self, HandlesError};
 
 /// Looks at all handles of a file; and at their objects, each once, when everything is to be looked at.
-pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
+pub fn look(path: &Path, depth: Depth, buckets: &mut Buckets) -> Result<Vec<Report>, Failure> {
     let name = if path.as_os_str() == "-" { "standard input".to_owned() } else { path.display().to_string() };
     let handles = match handles::read(path) {
         Ok(handles) => handles,
@@ -36,7 +36,7 @@ pub fn look(path: &Path, depth: Depth) -> Result<Vec<Report>, Failure> {
         reports.push(report);
     }
     if depth == Depth::Everything {
-        reports.extend(verify_objects(&handles)?);
+        reports.extend(verify_objects(&handles, buckets)?);
     }
     Ok(reports)
 }
@@ -65,8 +65,8 @@ fn describe(handle: &ChangelogHandle, report: &mut Report) {
 }
 
 /// Looks at every object that `handles` name, and whether it is the one that they mean.
-fn verify_objects(handles: &[ChangelogHandle]) -> Result<Vec<Report>, Failure> {
-    let mut objects = Objects::default();
+fn verify_objects(handles: &[ChangelogHandle], buckets: &mut Buckets) -> Result<Vec<Report>, Failure> {
+    let mut objects = Objects::new(buckets);
     for handle in handles {
         for extent in handle.extents() {
             objects.verify(handle.log(), extent)?;
@@ -76,20 +76,23 @@ fn verify_objects(handles: &[ChangelogHandle]) -> Result<Vec<Report>, Failure> {
 }
 
 /// Objects in buckets, each looked at once.
-#[derive(Default)]
-pub struct Objects {
-    buckets: Buckets,
+pub struct Objects<'a> {
+    buckets: &'a mut Buckets,
     found: Vec<Found>,
     known: HashMap<Vec<Piece>, usize>,
 }
 
-impl Objects {
+impl<'a> Objects<'a> {
+    pub fn new(buckets: &'a mut Buckets) -> Objects<'a> {
+        Objects { buckets, found: Vec::new(), known: HashMap::new() }
+    }
+
     /// Looks at every byte of the object that `extent` names, and whether it holds those changes of `log`.
     pub fn verify(&mut self, log: LogId, extent: &Extent) -> Result<(), Failure> {
         let index = match self.known.get(&extent.pieces) {
             Some(index) => *index,
             None => {
-                self.found.push(look_at_object(&mut self.buckets, &extent.pieces)?);
+                self.found.push(look_at_object(self.buckets, &extent.pieces)?);
                 self.known.insert(extent.pieces.clone(), self.found.len() - 1);
                 self.found.len() - 1
             }

@@ -11,10 +11,11 @@ use tidelog::footer::{Footer, FooterError, TRAILER_BYTES};
 use tidelog::part::{Changeset, Compression, Directory, PartId, Run};
 use tidelog::{Extent, LogId, Piece};
 use tidelog_upload::bucket::BucketIndex;
-use tidelog_upload::{Driver, Runtime, StoreError, StoreErrorKind, UploadOptions};
+use tidelog_upload::{Driver, ListedObject, Pending, Runtime, StoreError, StoreErrorKind, UploadOptions};
 
 use super::{Depth, Report};
 use crate::Failure;
+use crate::patience::PatienceArgs;
 use crate::places::check_bucket;
 
 /// Each bucket has a driver of its own.
@@ -32,80 +33,107 @@ pub enum Bytes {
 
 /// A run of bytes of a file in a bucket.
 pub struct InBucket {
-    driver: Arc<Driver>,
+    bucket: Arc<Bucket>,
     name: String,
     offset: u64,
     len: u64,
 }
 
 /// Buckets that are open, by URL.
-#[derive(Default)]
 pub struct Buckets {
-    drivers: HashMap<String, Arc<Driver>>,
+    open: HashMap<String, Arc<Bucket>>,
+    patience: PatienceArgs,
 }
 
 impl Buckets {
+    /// Buckets that are given up when they send nothing.
+    pub fn new(patience: PatienceArgs) -> Buckets {
+        Buckets { open: HashMap::new(), patience }
+    }
+
     /// A file in a bucket.
     pub fn open(&mut self, bucket: &str, name: &str) -> Result<Bytes, OpenError> {
-        let (driver, len) = self.find(bucket, name)?;
-        Ok(Bytes::Buckets(vec![InBucket { driver, name: name.to_owned(), offset: 0, len }]))
+        let (bucket, len) = self.find(bucket, name)?;
+        Ok(Bytes::Buckets(vec![InBucket { bucket, name: name.to_owned(), offset: 0, len }]))
     }
 
     /// The object that consists of these pieces, each of which must be there and long enough.
     pub fn open_pieces(&mut self, pieces: &[Piece]) -> Result<Bytes, OpenError> {
         let mut found = Vec::new();
-        for Piece { bucket, object, offset, bytes } in pieces {
-            let (driver, file_bytes) = self.find(bucket, object)?;
+        for Piece { bucket: url, object, offset, bytes } in pieces {
+            let (bucket, file_bytes) = self.find(url, object)?;
             let end = offset.saturating_add(*bytes);
             // A longer file is fine where the object is in pieces; one that is the whole object has its length.
             let len = if pieces.len() == 1 { file_bytes.saturating_sub(*offset) } else { *bytes };
             if end > file_bytes && pieces.len() > 1 {
-                let what =
-                    format!("{object} in {bucket} has {file_bytes} bytes, a handle says at least {end}");
+                let what = format!("{object} in {url} has {file_bytes} bytes, a handle says at least {end}");
                 return Err(OpenError::Missing(what));
             }
-            found.push(InBucket { driver, name: object.clone(), offset: *offset, len });
+            found.push(InBucket { bucket, name: object.clone(), offset: *offset, len });
         }
         Ok(Bytes::Buckets(found))
     }
 
-    fn find(&mut self, bucket: &str, name: &str) -> Result<(Arc<Driver>, u64), OpenError> {
-        let failed = |error: &dyn std::fmt::Display| OpenError::Failed(Failure::new(error));
-        let driver = match self.drivers.get(bucket) {
-            Some(driver) => Arc::clone(driver),
+    fn find(&mut self, url: &str, name: &str) -> Result<(Arc<Bucket>, u64), OpenError> {
+        let bucket = match self.open.get(url) {
+            Some(bucket) => Arc::clone(bucket),
             None => {
-                check_bucket(bucket).map_err(|what| failed(&what))?;
-                let store =
-                    tidelog_upload::open_store(bucket).map_err(|error| OpenError::Failed(error.into()))?;
-                let runtime = Runtime::Own { threads: 1 };
-                let driver = Driver::start(vec![store], runtime, UploadOptions::default())
-                    .map_err(|error| failed(&error))?;
-                let driver = Arc::new(driver);
-                self.drivers.insert(bucket.to_owned(), Arc::clone(&driver));
-                driver
+                let bucket = Arc::new(Bucket::open(url, self.patience).map_err(OpenError::Failed)?);
+                self.open.insert(url.to_owned(), Arc::clone(&bucket));
+                bucket
             }
         };
-        let (resolver, pending) = tidelog_upload::channel();
-        driver.head(ONLY, name, move |outcome| resolver.resolve(outcome));
-        match pending.wait() {
-            Ok(Ok(found)) => Ok((driver, found.bytes)),
-            Ok(Err(error)) if error.is_not_found() => match missing_bucket(&driver, name) {
-                Some(error) => Err(failed(&error)),
+        match bucket.head(name).map_err(OpenError::Failed)? {
+            Ok(found) => Ok((bucket, found.bytes)),
+            Err(error) if error.is_not_found() => match bucket.is_missing(name).map_err(OpenError::Failed)? {
+                Some(error) => Err(OpenError::Failed(Failure::new(error))),
                 None => Err(OpenError::Missing(error.to_string())),
             },
-            Ok(Err(error)) => Err(failed(&error)),
-            Err(error) => Err(OpenError::Failed(Failure::new(format!("{error:?}")))),
+            Err(error) => Err(OpenError::Failed(Failure::new(error))),
         }
     }
 }
 
-/// Whether an object was not found because its bucket does not exist: the answer to HEAD, which has no body, is the same.
-fn missing_bucket(driver: &Driver, name: &str) -> Option<StoreError> {
-    let (resolver, pending) = tidelog_upload::channel();
-    driver.get(ONLY, name, 0..1, move |outcome| resolver.resolve(outcome));
-    match pending.wait() {
-        Ok(Err(error)) if *error.kind() == StoreErrorKind::NoSuchBucket => Some(error),
-        _ => None,
+/// What a bucket answered. A failure: it did not, for longer than is waited.
+type Answer<T> = Result<Result<T, StoreError>, Failure>;
+
+/// A bucket with a driver of its own.
+struct Bucket {
+    url: String,
+    driver: Driver,
+    patience: PatienceArgs,
+}
+
+impl Bucket {
+    fn open(url: &str, patience: PatienceArgs) -> Result<Bucket, Failure> {
+        check_bucket(url).map_err(Failure::new)?;
+        let store = tidelog_upload::open_store(url)?;
+        let runtime = Runtime::Own { threads: 1 };
+        let driver = Driver::start(vec![store], runtime, UploadOptions::default()).map_err(Failure::new)?;
+        Ok(Bucket { url: url.to_owned(), driver, patience })
+    }
+
+    fn head(&self, name: &str) -> Answer<ListedObject> {
+        let (resolver, pending) = tidelog_upload::channel();
+        self.driver.head(ONLY, name, move |outcome| resolver.resolve(outcome));
+        self.wait(pending)
+    }
+
+    fn get(&self, name: &str, range: Range<u64>) -> Answer<bytes::Bytes> {
+        let (resolver, pending) = tidelog_upload::channel();
+        self.driver.get(ONLY, name, range, move |outcome| resolver.resolve(outcome));
+        self.wait(pending)
+    }
+
+    /// Whether an object was not found because the bucket does not exist: the answer to HEAD, which has no body, is the same.
+    fn is_missing(&self, name: &str) -> Result<Option<StoreError>, Failure> {
+        let outcome = self.get(name, 0..1)?;
+        Ok(outcome.err().filter(|error| *error.kind() == StoreErrorKind::NoSuchBucket))
+    }
+
+    fn wait<T>(&self, mut pending: Pending<Result<T, StoreError>>) -> Answer<T> {
+        let answer = self.patience.wait_for(&self.url, |time| pending.wait_timeout(time).ok_or(0))?;
+        answer.map_err(|error| Failure::new(format!("{error:?}")))
     }
 }
 
@@ -139,7 +167,7 @@ impl Bytes {
             Bytes::Buckets(pieces) => {
                 let mut read = Vec::with_capacity((range.end - range.start) as usize);
                 let mut start = 0u64;
-                for InBucket { driver, name, offset, len } in pieces {
+                for InBucket { bucket, name, offset, len } in pieces {
                     let end = start.saturating_add(*len);
                     let (first, last) = (range.start.max(start), range.end.min(end));
                     let from = offset + first.saturating_sub(start);
@@ -147,14 +175,8 @@ impl Bytes {
                     if first >= last {
                         continue;
                     }
-                    let (resolver, pending) = tidelog_upload::channel();
-                    driver.get(ONLY, name, from..from + (last - first), move |outcome| {
-                        resolver.resolve(outcome)
-                    });
-                    match pending.wait() {
-                        Ok(outcome) => read.extend_from_slice(&outcome.map_err(Failure::new)?),
-                        Err(error) => return Err(Failure::new(format!("{error:?}"))),
-                    }
+                    let got = bucket.get(name, from..from + (last - first))?;
+                    read.extend_from_slice(&got.map_err(Failure::new)?);
                 }
                 Ok(read.into())
             }

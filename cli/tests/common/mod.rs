@@ -4,7 +4,11 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, mpsc};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tidelog_testing::{S3Server, ServerOptions};
 
 /// Real records: see data/flights/README.md.
 pub static FLIGHTS: &str = include_str!("../../../data/flights/flights.csv");
@@ -83,6 +87,50 @@ pub fn tidelog() -> Command {
     Command::new(env!("CARGO_BIN_EXE_tidelog"))
 }
 
+/// `tidelog write` into these buckets, with small segments in the directory `local`.
+pub fn write_into(buckets: &[String], local: &str) -> Command {
+    write_within("64M", buckets, local)
+}
+
+/// The same, with so many bytes of segments.
+pub fn write_within(local_bytes: &str, buckets: &[String], local: &str) -> Command {
+    let mut write = tidelog();
+    write.args(["write", "--segment-bytes", "1M", "--local-bytes", local_bytes, "--dir", local]);
+    for bucket in buckets {
+        write.args(["--bucket", bucket]);
+    }
+    write
+}
+
+/// A server with buckets, and commands that may use it.
+pub struct S3 {
+    pub server: S3Server,
+}
+
+impl S3 {
+    pub fn start(buckets: usize) -> S3 {
+        let buckets = (0..buckets).map(|number| format!("bucket-{number}")).collect();
+        S3 { server: S3Server::start(ServerOptions { buckets, ..Default::default() }).unwrap() }
+    }
+
+    pub fn url(&self, number: usize) -> String {
+        format!("s3://bucket-{number}/ops?endpoint={}", self.server.endpoint())
+    }
+
+    pub fn allowed(command: &mut Command) -> &mut Command {
+        command.env("AWS_REGION", tidelog_testing::REGION).env("AWS_EC2_METADATA_DISABLED", "true");
+        command.env("AWS_ACCESS_KEY_ID", tidelog_testing::ACCESS_KEY);
+        command.env("AWS_SECRET_ACCESS_KEY", tidelog_testing::SECRET_KEY)
+    }
+
+    pub fn run(command: &mut Command, input: impl AsRef<[u8]>) -> Output {
+        run(S3::allowed(command), input)
+    }
+}
+
+/// A command that takes longer hangs, and is killed.
+const HANGS: Duration = Duration::from_secs(240);
+
 /// Runs a command with an input; an input that it does not read to the end is no error.
 pub fn run(command: &mut Command, input: impl AsRef<[u8]>) -> Output {
     let mut child =
@@ -90,7 +138,16 @@ pub fn run(command: &mut Command, input: impl AsRef<[u8]>) -> Output {
     let mut stdin = child.stdin.take().unwrap();
     let input = input.as_ref().to_vec();
     let feeder = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let pid = Pid::from_child(&child);
+    let (ended, end) = mpsc::channel::<()>();
+    let guard = std::thread::spawn(move || {
+        if let Err(mpsc::RecvTimeoutError::Timeout) = end.recv_timeout(HANGS) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    });
     let output = child.wait_with_output().unwrap();
+    drop(ended);
+    guard.join().unwrap();
     feeder.join().unwrap();
     output
 }
