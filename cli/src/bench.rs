@@ -15,14 +15,14 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tidelog::Changelog;
 
-use self::load::Plan;
+use self::load::{Outcome, Plan};
 use self::report::Conditions;
 use crate::metrics::MetricsArgs;
 use crate::places::{Survives, Tuning};
 use crate::{Every, Failure, parse_bytes, parse_every, parse_time, show};
 
-/// How long an append waits for the disk or the uploads before the bench gives up.
-const APPEND_WAIT_MAX: Duration = Duration::from_secs(60);
+/// How long an append waits for room before it looks whether the time is over.
+const APPEND_WAIT_MAX: Duration = Duration::from_millis(200);
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Other load is looked at for so long before.
 const LOOK_AROUND: Duration = Duration::from_millis(300);
@@ -30,7 +30,9 @@ const LOOK_AROUND: Duration = Duration::from_millis(300);
 /// Measures appends, durable writes and checkpoints on this machine.
 ///
 /// Shows progress, then a table of throughput and latency percentiles. Figures hold only for a machine that is
-/// otherwise idle. What was persisted is dropped at once, so that no disk fills up. Exit code 1 if a checkpoint failed.
+/// otherwise idle. What was persisted is dropped at once, so that no disk fills up. The first checkpoint is taken at once.
+/// After the end those under way are waited for, for a minute at most, and 10 s if one has failed. Exit code 1 if a checkpoint
+/// failed, or was not complete by then.
 #[derive(clap::Args, Debug)]
 pub struct BenchArgs {
     /// How many threads append.
@@ -113,7 +115,13 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
     });
     bar.finish_and_clear();
     let outcome = outcome?;
-    changelog.close(CLOSE_WAIT_MAX).map_err(Failure::new)?;
+    let problem = problem(&outcome, &conditions.bucket);
+    // What the buckets do not take may have no room on the disk: that is said below.
+    let close_wait_max = if problem.is_some() { Duration::ZERO } else { CLOSE_WAIT_MAX };
+    let closed = changelog.close(close_wait_max);
+    if problem.is_none() {
+        closed.map_err(Failure::new)?;
+    }
     let output = if args.json {
         format!("{:#}\n", report::to_json(&conditions, &outcome))
     } else {
@@ -128,13 +136,28 @@ pub fn run(args: BenchArgs) -> Result<(), Failure> {
         eprintln!("tidelog: the page is {}", path.display());
     }
     temporary.remove()?;
-    match (outcome.failed_persists, &outcome.last_failure) {
-        (0, _) => Ok(()),
-        (failed, why) => Err(Failure::new(format!(
-            "{} failed, last because: {}",
-            show::counted(failed, "checkpoint"),
-            why.as_deref().unwrap_or("its thread ended")
-        ))),
+    problem.map_or(Ok(()), |problem| Err(Failure::Failed(problem)))
+}
+
+/// What went wrong with the checkpoints, if anything did.
+fn problem(outcome: &Outcome, buckets: &str) -> Option<String> {
+    let checkpoints = |count| show::counted(count, "checkpoint");
+    let late = match outcome.late_persists {
+        0 => None,
+        late => Some(format!("{} had no answer long after the end", checkpoints(late))),
+    };
+    match (outcome.failed_persists, late) {
+        (0, None) => None,
+        (0, Some(late)) => Some(format!(
+            "{late}: {buckets} takes nothing, or far less than was appended; warnings above say what it answered, and \
+             `tidelog doctor --bucket` what is wrong with it"
+        )),
+        (failed, late) => Some(format!(
+            "{} failed, the last one because: {}{}",
+            checkpoints(failed),
+            outcome.last_failure.as_deref().unwrap_or("its thread ended"),
+            late.map_or(String::new(), |late| format!("; moreover {late}"))
+        )),
     }
 }
 
@@ -189,5 +212,28 @@ impl Drop for Temporary {
         if let Some(root) = &self.root {
             let _ = fs::remove_dir_all(root);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_checkpoints_are_a_problem_but_failed_ones_come_first() {
+        let mut outcome = Outcome::default();
+        assert_eq!(problem(&outcome, "s3://b"), None);
+        outcome.late_persists = 1;
+        let late = problem(&outcome, "s3://b").unwrap();
+        assert!(
+            late.starts_with("1 checkpoint had no answer long after the end: s3://b takes nothing"),
+            "{late}"
+        );
+        (outcome.failed_persists, outcome.last_failure) = (2, Some("denied".to_owned()));
+        let failed = problem(&outcome, "s3://b").unwrap();
+        assert_eq!(
+            failed,
+            "2 checkpoints failed, the last one because: denied; moreover 1 checkpoint had no answer long after the end"
+        );
     }
 }

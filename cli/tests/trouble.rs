@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Home, S3, fails, stdout, succeeds, tidelog, write_into};
 use tidelog_testing::{Fault, Rule};
@@ -46,4 +46,33 @@ fn patience_is_for_each_answer_and_not_for_all() {
     for command in ["read", "verify"] {
         succeeds(S3::run(tidelog().args([command, &handles, "--patience", "3500ms"]), ""));
     }
+}
+
+#[test]
+fn a_bench_on_a_bucket_that_is_not_there_ends_soon_after_its_time_and_says_why() {
+    let s3 = S3::start(1);
+    let home = Home::new();
+    let mut bench = tidelog();
+    // Full long before.
+    bench.args([
+        "bench",
+        "--seconds",
+        "2",
+        "--threads",
+        "2",
+        "--segment-bytes",
+        "1M",
+        "--local-bytes",
+        "4M",
+        "--json",
+    ]);
+    bench.args(["--checkpoint-every", "10s", "--dir", &home.text("local"), "--bucket", &s3.url(7)]);
+    let begun = Instant::now();
+    let output = S3::run(&mut bench, "");
+    let took = begun.elapsed();
+    fails(&output, 1, &["\ntidelog: 2 checkpoints failed", "bucket-7", "does not exist; create it"]);
+    let figures: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&figures["failed_checkpoints"], &figures["persisted_bytes"]), (&2.into(), &0.into()));
+    // Two seconds, ten more for what may still be answered, and what a busy machine adds.
+    assert!(took < Duration::from_secs(40), "{took:?}");
 }

@@ -1,17 +1,20 @@
 //! The load: threads that append as fast as they can, and what they saw.
 //!
 //! A thread counts every append and times one of 64; syncs and checkpoints are asked for by it and waited for elsewhere,
-//! so that waiting holds no append up.
+//! so that waiting holds no append up. The load ends when its time is over, whatever finds no room or gets no answer: what
+//! was asked for then has a while more.
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use tidelog::{
-    Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, PersistFuture, SequenceNumber, SyncFuture,
-    WriterControl,
+    AppendError, Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, PersistFuture, SequenceNumber,
+    SyncFuture, WriterControl,
 };
+use tidelog_upload::block_on_timeout;
 
 use super::histogram::Histogram;
 use crate::{Every, Failure};
@@ -19,6 +22,12 @@ use crate::{Every, Failure};
 /// One append of so many is timed.
 const TIMED_OF: u64 = 64;
 const KEY_GROUPS: u16 = 128;
+/// How long answers are waited for after the end.
+const GRACE: Duration = Duration::from_secs(60);
+/// And if a checkpoint has failed: then nothing may make the room that a sync or another checkpoint waits for.
+const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
+/// How often a waiter looks whether it has waited for long enough.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +52,8 @@ pub struct Outcome {
     pub sync: Histogram,
     pub persist: Histogram,
     pub failed_persists: u64,
+    /// Without an answer when they were not waited for any more.
+    pub late_persists: u64,
     pub last_failure: Option<String>,
     pub samples: Vec<Sample>,
 }
@@ -72,6 +83,7 @@ pub fn run(changelog: &Changelog, plan: Plan, mut tell: impl FnMut(&Sample)) -> 
         .collect::<Result<Vec<ChangelogWriter>, Failure>>()?;
     let counters: Vec<Counters> = writers.iter().map(|_| Counters::default()).collect();
     let stop = AtomicBool::new(false);
+    let end = End::default();
     let sum = |of: fn(&Counters) -> &AtomicU64| -> u64 {
         counters.iter().map(|counters| of(counters).load(Ordering::Relaxed)).sum()
     };
@@ -84,9 +96,9 @@ pub fn run(changelog: &Changelog, plan: Plan, mut tell: impl FnMut(&Sample)) -> 
             let (syncs, sync_queue) = channel();
             let (persists, persist_queue) = channel();
             let control = writer.control();
-            waiters.push(scope.spawn(move || wait_for_syncs(&sync_queue)));
-            waiters.push(scope.spawn(move || wait_for_persists(&persist_queue, &control, counters)));
-            let stop = &stop;
+            let (stop, end) = (&stop, &end);
+            waiters.push(scope.spawn(move || wait_for_syncs(&sync_queue, end)));
+            waiters.push(scope.spawn(move || wait_for_persists(&persist_queue, &control, counters, end)));
             let appender = Appender { writer, plan, counters, syncs, persists, begun_at };
             appenders.push(scope.spawn(move || appender.run(stop)));
         }
@@ -102,6 +114,7 @@ pub fn run(changelog: &Changelog, plan: Plan, mut tell: impl FnMut(&Sample)) -> 
             tell(&sample);
         }
         stop.store(true, Ordering::Relaxed);
+        end.came();
         outcome.elapsed = begun_at.elapsed();
         outcome.persisted = sum(|counters| &counters.persisted);
         let mut failure = None;
@@ -120,7 +133,11 @@ pub fn run(changelog: &Changelog, plan: Plan, mut tell: impl FnMut(&Sample)) -> 
             outcome.sync.merge(&waited.sync);
             outcome.persist.merge(&waited.persist);
             outcome.failed_persists += waited.failed;
-            outcome.last_failure = waited.last_failure.or(outcome.last_failure.take());
+            outcome.late_persists += waited.late;
+            // What a checkpoint says is worth more than what a sync does.
+            if waited.failed > 0 || outcome.last_failure.is_none() {
+                outcome.last_failure = waited.last_failure.or(outcome.last_failure.take());
+            }
         }
         failure.map_or(Ok(()), Err)
     });
@@ -147,13 +164,19 @@ impl Appender<'_> {
         let mut checkpoint_at = self.begun_at;
         let mut checkpoint_records = 0;
         let mut sync_at = self.begun_at;
-        while !stop.load(Ordering::Relaxed) {
+        // Before the disk can be full: a checkpoint asked for later may never come to its upload, and to what the buckets say.
+        let mut is_first = true;
+        'load: while !stop.load(Ordering::Relaxed) {
             for _ in 1..TIMED_OF {
-                self.writer.append(KeyGroup(group), &value).map_err(Failure::new)?;
+                if !self.append(group, &value, stop)? {
+                    break 'load;
+                }
                 group = (group + 1) % KEY_GROUPS;
             }
             let before = Instant::now();
-            self.writer.append(KeyGroup(group), &value).map_err(Failure::new)?;
+            if !self.append(group, &value, stop)? {
+                break 'load;
+            }
             let now = Instant::now();
             histogram.record(now - before);
             group = (group + 1) % KEY_GROUPS;
@@ -168,7 +191,8 @@ impl Appender<'_> {
                 Every::Records(every) => records - checkpoint_records >= every,
                 Every::Time(every) => now - checkpoint_at >= every,
             };
-            if due && !self.counters.persist_under_way.swap(true, Ordering::Acquire) {
+            if (due || is_first) && !self.counters.persist_under_way.swap(true, Ordering::Acquire) {
+                is_first = false;
                 // By the clock, so that all threads ask together.
                 checkpoint_at = match self.plan.checkpoint_every {
                     Every::Time(every) => {
@@ -187,6 +211,48 @@ impl Appender<'_> {
         }
         Ok((histogram, self.writer.durable_sequence_number().0))
     }
+
+    /// Appends as soon as there is room; `false` if the time was over before.
+    fn append(&mut self, group: u16, value: &[u8], stop: &AtomicBool) -> Result<bool, Failure> {
+        loop {
+            match self.writer.append(KeyGroup(group), value) {
+                Ok(_) => return Ok(true),
+                Err(AppendError::Full { .. }) if stop.load(Ordering::Relaxed) => return Ok(false),
+                Err(AppendError::Full { .. }) => {}
+                Err(error) => return Err(Failure::new(error)),
+            }
+        }
+    }
+}
+
+/// When the load ended, and whether a checkpoint had failed: how long answers are still waited for.
+#[derive(Debug, Default)]
+struct End {
+    at: OnceLock<Instant>,
+    failed: AtomicBool,
+}
+
+impl End {
+    fn came(&self) {
+        self.at.get_or_init(Instant::now);
+    }
+
+    /// Waits for an answer; `None` if it is not waited for any more.
+    fn wait<F: Future + Unpin>(&self, mut future: F) -> Option<F::Output> {
+        loop {
+            if let Some(answer) = block_on_timeout(&mut future, LOOK_EVERY) {
+                return Some(answer);
+            }
+            if self.is_long_ago(Instant::now()) {
+                return None;
+            }
+        }
+    }
+
+    fn is_long_ago(&self, now: Instant) -> bool {
+        let grace = if self.failed.load(Ordering::Relaxed) { GRACE_AFTER_FAILURE } else { GRACE };
+        self.at.get().is_some_and(|at| now.saturating_duration_since(*at) >= grace)
+    }
 }
 
 /// What a waiter saw.
@@ -195,15 +261,17 @@ struct Waited {
     sync: Histogram,
     persist: Histogram,
     failed: u64,
+    late: u64,
     last_failure: Option<String>,
 }
 
-fn wait_for_syncs(queue: &Receiver<(Instant, SyncFuture)>) -> Waited {
+fn wait_for_syncs(queue: &Receiver<(Instant, SyncFuture)>, end: &End) -> Waited {
     let mut waited = Waited::default();
     for (asked_at, future) in queue {
-        match future.wait() {
-            Ok(_) => waited.sync.record(asked_at.elapsed()),
-            Err(error) => waited.last_failure = Some(error.to_string()),
+        match end.wait(future) {
+            Some(Ok(_)) => waited.sync.record(asked_at.elapsed()),
+            Some(Err(error)) => waited.last_failure = Some(error.to_string()),
+            None => {}
         }
     }
     waited
@@ -214,20 +282,23 @@ fn wait_for_persists(
     queue: &Receiver<(Instant, PersistFuture)>,
     control: &WriterControl,
     counters: &Counters,
+    end: &End,
 ) -> Waited {
     let mut waited = Waited::default();
     for (asked_at, future) in queue {
-        match future.wait() {
-            Ok(handle) => {
+        match end.wait(future) {
+            Some(Ok(handle)) => {
                 waited.persist.record(asked_at.elapsed());
                 // The log may be closed by now; then nothing needs to be dropped.
                 let _ = control.confirm(handle.to()).and_then(|()| control.truncate(handle.to()));
                 counters.persisted.store(handle.to().0, Ordering::Relaxed);
             }
-            Err(error) => {
+            Some(Err(error)) => {
+                end.failed.store(true, Ordering::Relaxed);
                 waited.failed += 1;
                 waited.last_failure = Some(error.to_string());
             }
+            None => waited.late += 1,
         }
         counters.persist_under_way.store(false, Ordering::Release);
     }
@@ -259,4 +330,20 @@ pub fn clock_cost() -> Duration {
         histogram.record(before.elapsed());
     }
     histogram.quantile(0.5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_waited_for_less_long_after_a_failure() {
+        let end = End::default();
+        let later = |seconds| Instant::now() + Duration::from_secs(seconds);
+        assert!(!end.is_long_ago(later(3600)), "the load goes on");
+        end.came();
+        assert!(!end.is_long_ago(later(15)) && end.is_long_ago(later(61)));
+        end.failed.store(true, Ordering::Relaxed);
+        assert!(!end.is_long_ago(later(5)) && end.is_long_ago(later(15)));
+    }
 }

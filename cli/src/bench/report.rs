@@ -85,6 +85,9 @@ pub fn figures(conditions: &Conditions, outcome: &Outcome) -> Vec<(&'static str,
     if outcome.failed_persists > 0 {
         rows.push(("failed", show::count(outcome.failed_persists)));
     }
+    if outcome.late_persists > 0 {
+        rows.push(("without answer", show::count(outcome.late_persists)));
+    }
     if let Some(failure) = &outcome.last_failure {
         rows.push(("last failure", failure.clone()));
     }
@@ -172,6 +175,7 @@ pub fn to_json(conditions: &Conditions, outcome: &Outcome) -> Value {
         "durable_bytes": outcome.durable * record_bytes,
         "persisted_bytes": outcome.persisted * record_bytes,
         "failed_checkpoints": outcome.failed_persists,
+        "unanswered_checkpoints": outcome.late_persists,
         "last_failure": outcome.last_failure,
         "append": latency(&outcome.append),
         "sync": latency(&outcome.sync),
