@@ -11,7 +11,9 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tidelog::{Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, PersistFuture, SequenceNumber};
+use tidelog::{
+    AppendError, Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, PersistFuture, SequenceNumber,
+};
 
 use self::outputs::{Acknowledgements, Handles};
 use self::source::{Batch, Message};
@@ -19,10 +21,8 @@ use crate::input::Framing;
 use crate::key::{KEY_GROUPS_MAX, KeySource};
 use crate::metrics::MetricsArgs;
 use crate::places::{Places, Tuning, engine_name};
-use crate::{Every, Failure, parse_bytes, parse_every, parse_key_groups, parse_separator, show};
+use crate::{Every, Failure, parse_bytes, parse_every, parse_key_groups, parse_separator, parse_time, show};
 
-/// How long an append waits for the disk or the uploads before the tool gives up.
-const APPEND_WAIT_MAX: Duration = Duration::from_secs(60);
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// How often a checkpoint under way is looked at while the input gives nothing.
 const POLL: Duration = Duration::from_millis(2);
@@ -68,6 +68,9 @@ pub struct WriteArgs {
     /// Waits for the local disk after so many records or so much time; once more at the end.
     #[arg(long, value_name = "RECORDS|TIME", value_parser = parse_every)]
     pub(crate) sync_every: Option<Every>,
+    /// Gives up when the local disk has taken nothing for so long (ms, s), as when it is full of what no bucket takes.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_time)]
+    pub(crate) patience: Duration,
     /// Appends the handles to this file too, durably, before they are printed.
     #[arg(long, value_name = "FILE")]
     pub(crate) handles: Option<PathBuf>,
@@ -113,7 +116,7 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
     let options = args
         .tuning
         .options(&args.places.buckets, &args.places.dirs)
-        .append_wait_max(APPEND_WAIT_MAX)
+        .append_wait_max(args.patience)
         .memory_bytes((4 * value_bytes_max).max(256 << 20))
         .value_bytes_max(value_bytes_max);
     source::check(&args.files).map_err(Failure::new)?;
@@ -131,6 +134,9 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
         acks,
         persisted: SequenceNumber::ZERO,
         under_way: None,
+        last_failure: None,
+        buckets: changelog.buckets().collect::<Vec<_>>().join(", "),
+        patience: args.patience,
         checkpoints: Pace::new(args.checkpoint_every),
         syncs: Pace::new(args.sync_every),
         bytes: 0,
@@ -148,10 +154,10 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
     };
     session.finish(input_error.is_none())?;
     let engine = engine_name(&changelog.engines());
-    let summary = session.summary(&changelog.buckets().collect::<Vec<_>>().join(", "));
-    session.writer.close();
-    changelog.close(CLOSE_WAIT_MAX).map_err(Failure::new)?;
+    let summary = session.summary();
     session.progress.finish_and_clear();
+    drop(session);
+    changelog.close(CLOSE_WAIT_MAX).map_err(Failure::new)?;
     match input_error {
         None => {
             eprintln!("tidelog: {summary} (local disk: {engine})");
@@ -248,10 +254,23 @@ struct Session {
     /// The end of the last handle.
     persisted: SequenceNumber,
     under_way: Option<PersistFuture>,
+    /// Why the last checkpoint failed, if it did.
+    last_failure: Option<String>,
+    buckets: String,
+    /// How long the local disk may take nothing.
+    patience: Duration,
     checkpoints: Pace,
     syncs: Pace,
     bytes: u64,
     progress: ProgressBar,
+}
+
+impl Drop for Session {
+    /// However it ends: closing a log drops what is neither synced nor persisted.
+    fn drop(&mut self) {
+        // What is not on the disk by now need not come there.
+        drop(self.writer.sync());
+    }
 }
 
 impl Session {
@@ -265,7 +284,11 @@ impl Session {
     }
 
     fn append_record(&mut self, key_group: KeyGroup, record: &[u8]) -> Result<(), Failure> {
-        self.writer.append(key_group, record).map_err(Failure::new)?;
+        match self.writer.append(key_group, record) {
+            Ok(_) => {}
+            Err(AppendError::Full { .. }) => return Err(self.no_room()),
+            Err(error) => return Err(Failure::new(error)),
+        }
         self.bytes += record.len() as u64;
         let records = self.writer.next_sequence_number().0;
         if self.syncs.is_due(records) {
@@ -310,8 +333,30 @@ impl Session {
     fn sync(&mut self) -> Result<(), Failure> {
         let records = self.writer.next_sequence_number();
         self.syncs.done(records.0);
-        let durable = self.writer.sync().wait().map_err(Failure::new)?;
-        self.acks.acknowledge(durable)
+        match self.writer.sync().wait_timeout(self.patience) {
+            Ok(answer) => self.acks.acknowledge(answer.map_err(Failure::new)?),
+            Err(_) => Err(self.no_room()),
+        }
+    }
+
+    /// The local disk has taken nothing for as long as it may.
+    fn no_room(&mut self) -> Failure {
+        if let Some(future) = self.under_way.take()
+            && let Ok(Err(error)) = future.wait_timeout(Duration::ZERO)
+        {
+            self.last_failure = Some(error.to_string());
+        }
+        let first = match &self.last_failure {
+            Some(failure) => format!("the last checkpoint failed: {failure}\ntidelog: "),
+            None => String::new(),
+        };
+        let (from, durable) = (self.persisted, self.writer.durable_sequence_number());
+        Failure::new(format!(
+            "{first}the local disk has taken nothing for {:?}: it hangs, or is as full as --local-bytes lets it be, and nothing \
+             that went to {} made room (warnings say why); the records from {from} to {durable} are kept: start again with \
+             --recover persist",
+            self.patience, self.buckets
+        ))
     }
 
     fn begin_checkpoint(&mut self) {
@@ -321,9 +366,18 @@ impl Session {
 
     /// Waits for the checkpoint that is under way. One that failed is only that: the next one covers its records.
     fn settle_checkpoint(&mut self) -> Result<(), Failure> {
-        match self.under_way.take() {
-            Some(future) => self.checkpoint_ended(future.wait()),
-            None => Ok(()),
+        let Some(mut future) = self.under_way.take() else { return Ok(()) };
+        loop {
+            let before = self.writer.durable_sequence_number();
+            match future.wait_timeout(self.patience) {
+                Ok(answer) => return self.checkpoint_ended(answer),
+                Err(waiting) => future = waiting,
+            }
+            // With its records on the local disk it waits for a bucket, which has an end; without, for room.
+            let durable = self.writer.durable_sequence_number();
+            if durable == before && durable < self.writer.next_sequence_number() {
+                return Err(self.no_room());
+            }
         }
     }
 
@@ -335,10 +389,12 @@ impl Session {
             Ok(handle) => {
                 self.handles.give(&handle)?;
                 self.persisted = handle.to();
+                self.last_failure = None;
                 self.writer.confirm(handle.to()).map_err(Failure::new)
             }
             Err(error) => {
                 tracing::warn!("a checkpoint failed, the next one includes its records: {error}");
+                self.last_failure = Some(error.to_string());
                 Ok(())
             }
         }
@@ -366,10 +422,13 @@ impl Session {
         format!("{}, {}", show::counted(records, "record"), show::counted(self.handles.count(), "handle"))
     }
 
-    fn summary(&self, bucket: &str) -> String {
+    fn summary(&self) -> String {
         let records = show::counted(self.writer.next_sequence_number().0, "record");
         let handles = show::counted(self.handles.count(), "handle");
-        format!("{records}, {}, went to {bucket} in {handles}", show::bytes(self.bytes))
+        // Of several some may have got nothing.
+        let buckets: Vec<&str> = self.handles.buckets().collect();
+        let buckets = if buckets.is_empty() { self.buckets.clone() } else { buckets.join(", ") };
+        format!("{records}, {}, went to {buckets} in {handles}", show::bytes(self.bytes))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What `write` leaves for others to rely on: handles, and acknowledgements.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use crate::{Failure, handles};
 pub struct Handles {
     file: Option<Appended>,
     count: u64,
+    buckets: BTreeSet<String>,
     before: HashMap<LogId, SequenceNumber>,
 }
 
@@ -23,14 +24,15 @@ impl Handles {
     /// # Errors
     /// It cannot be read or appended to, or holds something else.
     pub fn open(path: Option<&Path>) -> Result<Handles, Failure> {
-        let Some(path) = path else { return Ok(Handles { file: None, count: 0, before: HashMap::new() }) };
+        let mut handles = Handles { file: None, count: 0, buckets: BTreeSet::new(), before: HashMap::new() };
+        let Some(path) = path else { return Ok(handles) };
         let file = Appended::open(path)?;
-        let mut before = HashMap::new();
         for handle in file.cut_to_whole_handles()? {
-            let end = before.entry(handle.log()).or_insert(handle.to());
+            let end = handles.before.entry(handle.log()).or_insert(handle.to());
             *end = handle.to().max(*end);
         }
-        Ok(Handles { file: Some(file), count: 0, before })
+        handles.file = Some(file);
+        Ok(handles)
     }
 
     /// The end of what handles of earlier runs, in the file, stand for.
@@ -41,6 +43,11 @@ impl Handles {
     /// How many were given out.
     pub fn count(&self) -> u64 {
         self.count
+    }
+
+    /// The buckets that they name.
+    pub fn buckets(&self) -> impl Iterator<Item = &str> {
+        self.buckets.iter().map(String::as_str)
     }
 
     /// Gives a handle out: to the file durably, then to standard output.
@@ -68,6 +75,7 @@ impl Handles {
             }
         }
         self.count += 1;
+        self.buckets.extend(handle.objects().map(|(bucket, _)| bucket.to_owned()));
         Ok(())
     }
 }
