@@ -16,6 +16,10 @@ use crate::{Failure, handles, parse_bytes, parse_key_groups, show};
 /// The new handles stand for the same records in the same order, of the wanted key groups. Put them in the place of the old
 /// ones, and keep them wherever live handles are kept: a sweep with --live-handles takes objects that none of these names for
 /// stray. The old handles and their objects stay as they were.
+///
+/// All records stay, also those of a key that has newer ones. Neither handles nor objects say what --key was when they were
+/// written, or whether a record replaces an older one of its key, and with another key than then records would be lost without
+/// a sign. An engine that knows its changes says so with the library: Compactor::last_value_by.
 #[derive(clap::Args, Debug)]
 pub struct CompactArgs {
     /// Where the new objects go.
