@@ -138,7 +138,7 @@ impl<W: Write> Output<W> {
         }
     }
 
-    fn print(&mut self, change: &Change) -> Result<(), Failure> {
+    fn print(&mut self, change: Change<&[u8]>) -> Result<(), Failure> {
         let Change { log, number, key_group, value } = change;
         self.records += 1;
         self.scratch.clear();

@@ -33,10 +33,7 @@ fn new_handles_give_the_same_records_from_one_object() {
     let half = home.keep("half", &succeeds(compact(&[&new, "--group", "half", "--key-groups", "0-63"])));
     let changes = read(&half).lines().count();
     assert!((1..3000).contains(&changes), "{changes}");
-    let verified = succeeds(tidelog_with(&["verify", "--json", &half])).stdout;
-    let verified: serde_json::Value = serde_json::from_slice(&verified).unwrap();
-    let objects = verified["verified"].as_array().unwrap().iter().filter(|one| one["kind"] == "object");
-    assert_eq!(objects.map(|one| one["changes"].as_u64().unwrap()).sum::<u64>(), changes as u64);
+    succeeds(tidelog_with(&["verify", &half]));
     let again = stdout(&succeeds(compact(&[&new, "--plan"])));
     assert!(again.ends_with("\nnot worthwhile\n"), "{again}");
 }
