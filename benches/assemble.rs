@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use common::{Bench, Limit, Table, median};
 use tidelog::assemble::Assembler;
-use tidelog::block::{Block, BlockBuilder, BlockPlace, seal};
+use tidelog::block::{Block, BlockBuilder, BlockError, BlockPlace, seal};
 use tidelog::part::{Compression, PartId};
 use tidelog::record::{FrameKind, Header, frame_len};
 use tidelog::tail::Tail;
@@ -62,7 +62,12 @@ fn main() {
         for _ in 0..rounds {
             let start = Instant::now();
             let part = assembler
-                .assemble(&blocks, &mut |_| SequenceNumber::ZERO..SequenceNumber(u64::MAX), PART, compression)
+                .assemble::<BlockError>(
+                    blocks.iter().copied().map(Ok),
+                    &mut |_| SequenceNumber::ZERO..SequenceNumber(u64::MAX),
+                    PART,
+                    compression,
+                )
                 .expect("blocks are in order");
             times.push(start.elapsed().as_secs_f64());
             let mut tail = Tail::new(PART.token);

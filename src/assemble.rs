@@ -3,13 +3,20 @@
 //! A counting sort in two walks over the frames: the first counts bytes and changes per (log, key group), which gives
 //! every changeset its place; the second writes each change behind its predecessor there. It knows nothing of uploads;
 //! what changesets and directories look like is part.rs's.
+//!
+//! A part does not fit into a core's own cache, so bytes are looked at while they are there for another reason: a block is
+//! counted when it was just verified, and long changesets are hashed while they grow.
 
+mod scatter;
+
+use self::scatter::{GROWING_BYTES_MIN, Growing, Plan, scatter};
 use crate::block::{Block, BlockError};
 use crate::part::{self, Compression, PartId, Run};
 use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header, split_fragment_lead};
 use crate::types::{LogId, SequenceNumber};
 use crate::varint;
 use std::collections::HashMap;
+use std::hash::Hasher as _;
 use std::ops::Range;
 
 /// An assembled part.
@@ -55,7 +62,8 @@ impl Assembler {
         Assembler::default()
     }
 
-    /// Sorts the changes of `blocks`, which follow each other on one device, into a part.
+    /// Sorts the changes of `blocks`, which follow each other on one device, into a part. Each block is taken when the one
+    /// before it was looked at; an error in place of one ends it.
     ///
     /// `kept` is asked once per log for the numbers to keep; that log's other changes are left out. No change that is kept
     /// may be split across the ends of `blocks`. Of one beyond the range, the rest may be missing.
@@ -63,22 +71,26 @@ impl Assembler {
     /// # Errors
     /// [`BlockError::Corrupt`] if a block's frames contradict its table, [`BlockError::Gap`] if changes are missing
     /// between blocks, [`BlockError::Unfinished`] if a change goes on behind the last block.
-    pub fn assemble(
+    pub fn assemble<'a, E: From<BlockError>>(
         &mut self,
-        blocks: &[Block<'_>],
+        blocks: impl IntoIterator<Item = Result<Block<'a>, E>>,
         kept: &mut dyn FnMut(LogId) -> Range<SequenceNumber>,
         part: PartId,
         compression: Compression,
-    ) -> Result<Part, BlockError> {
+    ) -> Result<Part, E> {
         self.reset();
-        self.count(blocks, kept)?;
+        let blocks = self.count(blocks, kept)?;
         let (mut runs, raw_len) = self.place();
         let mut bytes = self.memory(raw_len + SLACK_BYTES);
-        self.scatter(blocks, &mut bytes);
+        let mut growing = match compression {
+            Compression::None => self.growing(&runs, part),
+            Compression::Lz4 => Vec::new(),
+        };
+        self.scatter(&blocks, &mut bytes, &mut growing);
         bytes.truncate(raw_len);
         match compression {
             Compression::None => {
-                let directories = self.seal(&mut bytes, &runs, part);
+                let directories = self.seal(&mut bytes, &runs, part, growing);
                 Ok(Part { bytes, directories, runs })
             }
             Compression::Lz4 => {
@@ -117,26 +129,31 @@ impl Assembler {
         self.changesets.clear();
     }
 
-    /// The first walk: checks everything, counts, and leaves a plan for each frame.
-    fn count(
+    /// The first walk: checks everything, counts, and leaves a plan for each frame. Returns the blocks.
+    fn count<'a, E: From<BlockError>>(
         &mut self,
-        blocks: &[Block<'_>],
+        blocks: impl IntoIterator<Item = Result<Block<'a>, E>>,
         kept: &mut dyn FnMut(LogId) -> Range<SequenceNumber>,
-    ) -> Result<(), BlockError> {
+    ) -> Result<Vec<Block<'a>>, E> {
         let mut open = None;
+        let mut counted = Vec::new();
         for block in blocks {
-            self.enter(block, kept)?;
-            self.count_block(block, &mut open)?;
-            self.leave(block)?;
+            let block = block?;
+            self.enter(&block, kept)?;
+            self.count_block(&block, &mut open)?;
+            self.leave(&block)?;
             if block.header().continues != open.is_some() {
-                return Err(BlockError::Corrupt("its flag does not say whether the last change goes on"));
+                return Err(
+                    BlockError::Corrupt("its flag does not say whether the last change goes on").into()
+                );
             }
             // Nothing says that there is more of a change that was lost.
             open.take_if(|open: &mut Open| self.logs[open.log as usize].is_lost());
+            counted.push(block);
         }
         match open {
-            Some(Open { step: Step { cell: SKIP, .. }, .. }) | None => Ok(()),
-            Some(_) => Err(BlockError::Unfinished),
+            Some(Open { step: Step { cell: SKIP, .. }, .. }) | None => Ok(counted),
+            Some(_) => Err(BlockError::Unfinished.into()),
         }
     }
 
@@ -182,6 +199,7 @@ impl Assembler {
         Ok(())
     }
 
+    #[inline]
     fn count_block(&mut self, block: &Block<'_>, open: &mut Option<Open>) -> Result<(), BlockError> {
         let mut rest = block.frame_bytes();
         while let Some(header) = Header::read(rest) {
@@ -351,55 +369,39 @@ impl Assembler {
         (runs, offset as usize)
     }
 
-    /// The second walk: writes every change at its cell's cursor.
-    ///
-    /// Writes may go up to seven bytes past a change. Within a changeset the next change overwrites them; past its end
-    /// stands a checksum, which is written last, or the slack.
-    fn scatter(&mut self, blocks: &[Block<'_>], out: &mut [u8]) {
+    /// The changesets that are hashed while they grow: those of which a stretch of blocks has enough.
+    fn growing(&self, runs: &[Run], part: PartId) -> Vec<Growing> {
+        let mut runs = runs.iter();
+        let mut run = runs.next();
+        let mut growing = Vec::new();
+        for span in &self.changesets {
+            while run.is_some_and(|run| span.start >= run.offset + run.len) {
+                run = runs.next();
+            }
+            let log = run.expect("a changeset is in a run").log;
+            if span.len >= GROWING_BYTES_MIN {
+                let hash = part::changeset_hasher(part, log, span.group_key);
+                let at = span.start as usize + part::CHECKSUM_BYTES;
+                growing.push(Growing { cell: span.cell, hash, at });
+            }
+        }
+        growing
+    }
+
+    /// The second walk: writes what stands before the changes of each changeset, and them.
+    fn scatter(&mut self, blocks: &[Block<'_>], out: &mut [u8], growing: &mut [Growing]) {
         for span in &self.changesets {
             let count = self.cells[span.cell as usize].count;
             varint::write(out, span.start as usize + part::CHECKSUM_BYTES, count);
         }
-        let mut large_deltas = self.large_deltas.iter();
-        let mut plan = self.plan.iter();
-        for block in blocks {
-            let mut rest = block.frame_bytes();
-            while let Some(header) = Header::read(rest) {
-                let step = plan.next().expect("one for each frame");
-                let (frame, behind) = rest.split_at(header.frame_len());
-                rest = behind;
-                if step.cell == SKIP {
-                    continue;
-                }
-                let cell = &mut self.cells[step.cell as usize];
-                let mut at = cell.at as usize;
-                let kind = header.kind();
-                let mut value = &frame[FRAME_HEADER_BYTES..];
-                let mut value_len = header.value_len();
-                if !matches!(kind, Some(FrameKind::FragmentMiddle | FrameKind::FragmentLast)) {
-                    let mut delta = u64::from(step.delta);
-                    if step.delta == LARGE_DELTA {
-                        delta = *large_deltas.next().expect("one for each such step");
-                    }
-                    at += varint::write(out, at, delta);
-                    let mut len = value_len as u64;
-                    if kind == Some(FrameKind::FragmentFirst) {
-                        let (_, total_len, bytes) =
-                            split_fragment_lead(&value[..value_len]).expect("checked in the first walk");
-                        (len, value_len) = (total_len, bytes.len());
-                        value = &value[crate::record::FRAGMENT_LEAD_BYTES..];
-                    }
-                    at += varint::write(out, at, len);
-                }
-                copy_padded(&mut out[at..], value, value_len);
-                cell.at = (at + value_len) as u64;
-            }
-        }
+        let plan = Plan { steps: &self.plan, large_deltas: &self.large_deltas };
+        scatter(blocks, plan, &mut self.cells, out, growing);
     }
 
     /// Writes the checksums of an uncompressed part. Returns its directories.
-    fn seal(&self, bytes: &mut [u8], runs: &[Run], part: PartId) -> Vec<u8> {
+    fn seal(&self, bytes: &mut [u8], runs: &[Run], part: PartId, growing: Vec<Growing>) -> Vec<u8> {
         let mut spans = &self.changesets[..];
+        let mut growing = growing.into_iter().peekable();
         let mut directories = Vec::new();
         for run in runs {
             let run_end = run.offset + run.len;
@@ -409,7 +411,10 @@ impl Assembler {
             part::put_directory(&mut directories, part, run.log, lens);
             for span in own {
                 let changeset = &mut bytes[span.start as usize..][..span.len as usize];
-                part::seal_changeset(changeset, part, run.log, span.group_key);
+                match growing.next_if(|growing| growing.cell == span.cell) {
+                    Some(growing) => part::put_checksum(changeset, growing.hash.finish()),
+                    None => part::seal_changeset(changeset, part, run.log, span.group_key),
+                }
             }
         }
         directories
@@ -516,22 +521,6 @@ struct Span {
     cell: u32,
     start: u64,
     len: u64,
-}
-
-/// Copies the first `len` bytes of `value`. Of a short one, whose padding is there, whole words are copied: that is
-/// faster than a call of memcpy, and up to seven bytes more.
-#[inline]
-fn copy_padded(out: &mut [u8], value: &[u8], len: usize) {
-    const SHORT_BYTES: usize = 64;
-    let padded_len = len.next_multiple_of(8);
-    if padded_len <= SHORT_BYTES {
-        let (out, value) = (&mut out[..padded_len], &value[..padded_len]);
-        for (out, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(value.as_chunks::<8>().0) {
-            *out = *word;
-        }
-    } else {
-        out[..len].copy_from_slice(&value[..len]);
-    }
 }
 
 #[cfg(test)]

@@ -295,9 +295,19 @@ pub(crate) fn put_directory(
 
 /// Writes the checksum of a changeset into its first bytes.
 pub(crate) fn seal_changeset(changeset: &mut [u8], part: PartId, log: LogId, group_key: u32) {
-    let (checksum, stored) =
-        changeset.split_first_chunk_mut::<CHECKSUM_BYTES>().expect("a changeset starts with its checksum");
-    *checksum = XxHash3_64::oneshot_with_seed(identity(part, log, group_key), stored).to_le_bytes();
+    let checksum =
+        XxHash3_64::oneshot_with_seed(identity(part, log, group_key), &changeset[CHECKSUM_BYTES..]);
+    put_checksum(changeset, checksum);
+}
+
+/// Computes the checksum of a changeset, given what follows it.
+pub(crate) fn changeset_hasher(part: PartId, log: LogId, group_key: u32) -> XxHash3_64 {
+    XxHash3_64::with_seed(identity(part, log, group_key))
+}
+
+/// Writes a computed checksum into the first bytes of its changeset.
+pub(crate) fn put_checksum(changeset: &mut [u8], checksum: u64) {
+    *changeset.first_chunk_mut().expect("a changeset starts with its checksum") = checksum.to_le_bytes();
 }
 
 /// Compresses changesets. Keeps its table between them.

@@ -18,7 +18,7 @@ use tidelog_io::aligned::AlignedBuf;
 use tidelog_io::disk::Files;
 use tidelog_io::segment::{BlockPlace, segment_name};
 
-use crate::block::{Block, Expected};
+use crate::block::{Block, BlockError, Expected};
 use crate::device::Charge;
 use crate::error::PersistError;
 use crate::types::{LogId, SequenceNumber};
@@ -241,12 +241,12 @@ impl Queue {
         Err(PersistError::ReadBack { what })
     }
 
-    /// Verifies blocks, each against the place it should come from.
+    /// Verifies blocks one by one, each against the place it should come from.
     pub fn decode<'a>(
         &self,
         blocks: &[LocalBlock],
         loaded: &[&'a [u8]],
-    ) -> Result<Vec<Block<'a>>, PersistError> {
+    ) -> impl Iterator<Item = Result<Block<'a>, PersistError>> {
         let decode = |(block, bytes): (&LocalBlock, &&'a [u8])| {
             let expected = block.place.as_ref().map(Expected::from);
             Block::decode(bytes, expected.as_ref()).map_err(|error| {
@@ -260,7 +260,14 @@ impl Queue {
                 PersistError::ReadBack { what: format!("block {} from {place}: {error}", block.number) }
             })
         };
-        blocks.iter().zip(loaded).map(decode).collect()
+        blocks.iter().zip(loaded).map(decode)
+    }
+}
+
+/// Blocks that are sound one by one and make no sense together.
+impl From<BlockError> for PersistError {
+    fn from(error: BlockError) -> PersistError {
+        PersistError::ReadBack { what: error.to_string() }
     }
 }
 

@@ -196,7 +196,7 @@ mod tests {
         let mut walk = Walk::new(only);
         let mut visited = Visited::new();
         for block in decoded(blocks) {
-            walk.block(&block, &mut |change| {
+            walk.block(&block.unwrap(), &mut |change| {
                 let group = (change.kind == ChangeKind::Data).then_some(change.key_group.0);
                 visited.push((change.log, change.sequence.0, group, change.value.to_vec()));
             })?;

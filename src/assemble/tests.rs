@@ -124,8 +124,8 @@ impl Spill {
     }
 }
 
-pub(crate) fn decoded(blocks: &[Vec<u8>]) -> Vec<Block<'_>> {
-    blocks.iter().map(|block| Block::decode(block, None).unwrap()).collect()
+pub(crate) fn decoded(blocks: &[Vec<u8>]) -> impl Iterator<Item = Result<Block<'_>, BlockError>> {
+    blocks.iter().map(|block| Block::decode(block, None))
 }
 
 pub(crate) fn spill(changes: &[Change]) -> Vec<Vec<u8>> {
@@ -228,8 +228,8 @@ proptest! {
                 let keep = |log: LogId| if log.0 & 1 == 0 { keep_from } else { 0 };
                 let kept = &mut |log| from(keep(log));
                 assembler.reuse(vec![0xee; 1 << 20]);
-                let part = assembler.assemble(&decoded(&blocks), kept, PART, compression).unwrap();
-                let fresh = Assembler::new().assemble(&decoded(&blocks), kept, PART, compression).unwrap();
+                let part = assembler.assemble(decoded(&blocks), kept, PART, compression).unwrap();
+                let fresh = Assembler::new().assemble(decoded(&blocks), kept, PART, compression).unwrap();
                 prop_assert!(part == fresh, "what was in the memory is in the part");
                 let contents = read(&object(&part, compression), PART.token, PART.index).unwrap();
                 let wanted = model(changes, keep);
@@ -260,7 +260,31 @@ fn small(log: usize, group: u16, value: &[u8]) -> Change {
 }
 
 fn assemble(blocks: &[Vec<u8>], keep_from: u64) -> Result<Part, BlockError> {
-    Assembler::new().assemble(&decoded(blocks), &mut |_| from(keep_from), PART, Compression::None)
+    Assembler::new().assemble(decoded(blocks), &mut |_| from(keep_from), PART, Compression::None)
+}
+
+/// Longer ones are hashed while they grow, a few stretches of blocks each.
+#[test]
+fn changesets_of_all_lengths_have_right_checksums() {
+    let mut changes = Vec::new();
+    for index in 0..9000_usize {
+        let value: Vec<u8> = (0..index % 300).map(|at| (at * index) as u8).collect();
+        // A few long changesets, one that just comes to be hashed early, and many short ones.
+        changes.push(small(index % 3, (index / 3 % 2) as u16, &value));
+        if index < 130 {
+            changes.push(small(1, 7, &[index as u8; 125]));
+        }
+        changes.push(small(0, 1000 + (index % 500) as u16, &value[..value.len() / 8]));
+        if index % 1000 == 0 {
+            changes.push(small(2, 1, &vec![index as u8; 30_000]));
+        }
+    }
+    let blocks = spill(&changes);
+    let part =
+        Assembler::new().assemble(decoded(&blocks), &mut |_| from(0), PART, Compression::None).unwrap();
+    assert!(part.bytes.len() > 2 * scatter::HASH_EVERY_BYTES);
+    let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
+    assert_eq!(contents, model(&changes, |_| 0));
 }
 
 #[test]
@@ -274,7 +298,7 @@ fn numbers_far_from_zero_survive() {
         }
         let blocks = spill.done();
         let keep_from = &mut |_| from(first + 1);
-        let part = assembler.assemble(&decoded(&blocks), keep_from, PART, Compression::None).unwrap();
+        let part = assembler.assemble(decoded(&blocks), keep_from, PART, Compression::None).unwrap();
         let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
         let wanted = vec![(first + 1, b"b".to_vec()), (first + 2, b"c".to_vec())];
         assert_eq!(contents[&(log_id(0), Some(KeyGroup(7)))], wanted);
@@ -359,7 +383,7 @@ fn a_lost_change_may_end_after_any_of_its_fragments() {
         let blocks = [&blocks[..cut], &behind].concat();
         assert!(matches!(assemble(&blocks, 0), Err(BlockError::Corrupt(_))));
         let kept = &mut |log| SequenceNumber(0)..SequenceNumber(if log == log_id(0) { 1 } else { u64::MAX });
-        let part = Assembler::new().assemble(&decoded(&blocks), kept, PART, Compression::None).unwrap();
+        let part = Assembler::new().assemble(decoded(&blocks), kept, PART, Compression::None).unwrap();
         let contents = read(&object(&part, Compression::None), PART.token, PART.index).unwrap();
         assert_eq!(contents, model(&[small(0, 1, b"small"), small(1, 1, b"another log")], |_| 0));
         let ends: Vec<u64> = part.runs.iter().map(|run| run.end.0).collect();
@@ -386,7 +410,7 @@ fn any_damage_to_an_object_is_detected() {
     let blocks = spill(&changes);
     let whole = model(&changes, |_| 0);
     for compression in [Compression::None, Compression::Lz4] {
-        let part = Assembler::new().assemble(&decoded(&blocks), &mut |_| from(0), PART, compression).unwrap();
+        let part = Assembler::new().assemble(decoded(&blocks), &mut |_| from(0), PART, compression).unwrap();
         let object = object(&part, compression);
         assert_eq!(read(&object, PART.token, PART.index).unwrap(), whole);
         assert!(read(&object, PART.token ^ 1, PART.index).is_err(), "another object");
@@ -416,7 +440,7 @@ fn frames_that_contradict_the_table_are_errors_or_harmless() {
         seal_damaged(&mut damaged);
         let Ok(block) = Block::decode(&damaged, None) else { continue };
         let keep = &mut |_| from(0);
-        match Assembler::new().assemble(&[block], keep, PART, Compression::None) {
+        match Assembler::new().assemble([Ok::<_, BlockError>(block)], keep, PART, Compression::None) {
             Ok(part) => drop(read(&object(&part, Compression::None), PART.token, PART.index).unwrap()),
             Err(_) => refused += 1,
         }
@@ -439,7 +463,7 @@ fn the_fixture_is_read_for_ever() {
     // What one LZ4 makes of the same bytes another need not.
     let id = footer.part_id(0);
     let blocks = spill(&changes[..4]);
-    let part = Assembler::new().assemble(&decoded(&blocks), &mut |_| from(0), id, Compression::None).unwrap();
+    let part = Assembler::new().assemble(decoded(&blocks), &mut |_| from(0), id, Compression::None).unwrap();
     assert_eq!(part.bytes, object[..part.bytes.len()]);
     assert_eq!(footer.encode(), object[range.start as usize..]);
 }
@@ -477,7 +501,7 @@ fn object_of_version_2() -> Vec<u8> {
         run.map_or(SequenceNumber(0), |run| run.end)..SequenceNumber(u64::MAX)
     };
     let id = tail.footer().part_id(1);
-    let part = Assembler::new().assemble(&decoded(&blocks), kept, id, Compression::None).unwrap();
+    let part = Assembler::new().assemble(decoded(&blocks), kept, id, Compression::None).unwrap();
     tail.push(Compression::None, part.runs, &part.directories);
     [&original[..copied.len as usize], &part.bytes, &tail.encode().0].concat()
 }

@@ -84,7 +84,7 @@ impl Uploader {
         }
         let queue = &self.parts.queue;
         let part = queue.load(&blocks, &mut self.scratch).and_then(|loaded| {
-            let decoded = queue.decode(&blocks, &loaded)?;
+            let decoded = queue.decode(&blocks, &loaded);
             // Of each log the device, and the first of its changes here.
             let mut starts: HashMap<LogId, (usize, SequenceNumber)> = HashMap::new();
             for block in &blocks {
@@ -102,10 +102,7 @@ impl Uploader {
                 kept.start..kept.end.min(lost(log))
             };
             let part_id = PartId { token, index };
-            let part = self
-                .assembler
-                .assemble(&decoded, &mut kept, part_id, compression)
-                .map_err(|error| PersistError::ReadBack { what: error.to_string() })?;
+            let part = self.assembler.assemble(decoded, &mut kept, part_id, compression)?;
             let ranges: Vec<(usize, LogRange)> = part
                 .runs
                 .iter()
