@@ -1,5 +1,9 @@
 //! The memory of parts, which comes back when the driver has let a part go: fresh memory is zeroed, and that costs a tenth
 //! of what assembling costs.
+//!
+//! Many parts may come back before the next one is made. They are kept, up to [`SPARE_MIN`] more than are out: in the midst
+//! of a large upload most of them, after it two. New memory is taken only when none is spare, so together with what is out
+//! they are never more than [`SPARE_MIN`] above what was out at a time.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,20 +11,29 @@ use bytes::Bytes;
 
 use crate::device::lock;
 
-/// How many are kept; as a rule one comes back for each that is taken.
-const SPARE_MAX: usize = 2;
+/// How many are kept when none is out.
+const SPARE_MIN: usize = 2;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct PartBuffers(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(super) struct PartBuffers(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The last that came back is taken first: more of it is in the caches.
+    spare: Vec<Vec<u8>>,
+    /// How many are out.
+    lent: usize,
+}
 
 impl PartBuffers {
     /// One that came back.
     pub fn take(&self) -> Option<Vec<u8>> {
-        lock(&self.0).pop()
+        lock(&self.0).spare.pop()
     }
 
     /// `part` as bytes to be shared; its memory comes back with the last of them.
     pub fn lend(&self, part: Vec<u8>) -> Bytes {
+        lock(&self.0).lent += 1;
         Bytes::from_owner(Lent { part, home: self.clone() })
     }
 }
@@ -38,10 +51,15 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let mut spare = lock(&self.home.0);
-        if spare.len() < SPARE_MAX {
-            spare.push(std::mem::take(&mut self.part));
-        }
+        let mut state = lock(&self.home.0);
+        state.lent -= 1;
+        state.spare.push(std::mem::take(&mut self.part));
+        let kept = state.lent + SPARE_MIN;
+        let excess = state.spare.len().saturating_sub(kept);
+        // The oldest; given back to the system when the lock is free.
+        let dropped: Vec<Vec<u8>> = state.spare.drain(..excess).collect();
+        drop(state);
+        drop(dropped);
     }
 }
 
@@ -60,7 +78,16 @@ mod tests {
         assert_eq!(slice, [7; 10][..]);
         drop(slice);
         assert_eq!(buffers.take(), Some(vec![7; 100]));
-        drop([1, 2, 3].map(|byte| buffers.lend(vec![byte])));
-        assert_eq!([(); 3].map(|()| buffers.take().is_some()), [true, true, false]);
+        let mut lent: Vec<Bytes> = (0..8).map(|byte| buffers.lend(vec![byte])).collect();
+        let spare = || lock(&buffers.0).spare.len();
+        let kept: Vec<usize> = (0..8)
+            .map(|_| {
+                lent.pop();
+                spare()
+            })
+            .collect();
+        assert_eq!(kept, [1, 2, 3, 4, 5, 4, 3, 2]);
+        // Those that came back last, the last one first.
+        assert_eq!([(); 3].map(|()| buffers.take()), [Some(vec![0]), Some(vec![1]), None]);
     }
 }
