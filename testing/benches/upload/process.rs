@@ -27,6 +27,8 @@ pub enum Role {
     Bare,
     /// Appends changes and persists them.
     Changelog,
+    /// Persists changes that are all on the local disk already.
+    Persist,
 }
 
 impl fmt::Display for Role {
@@ -34,6 +36,7 @@ impl fmt::Display for Role {
         f.write_str(match self {
             Role::Bare => "bare",
             Role::Changelog => "tidelog",
+            Role::Persist => "tidelog, its upload alone",
         })
     }
 }
@@ -41,7 +44,9 @@ impl fmt::Display for Role {
 /// What a measured client tells.
 pub struct Report {
     pub seconds: f64,
+    /// Of these seconds.
     pub cpu_seconds: f64,
+    /// Of the whole process.
     pub peak_bytes: u64,
     /// The length of the object.
     pub object_bytes: u64,
@@ -157,23 +162,47 @@ pub fn run_child() {
     let bytes = bytes.parse().expect("a number");
     let mut uploads = UploadOptions::default();
     uploads.connections = Some(connections.parse().expect("a number"));
-    let cpu_before = cpu_time();
-    let (spent, object_bytes) = if *role == Role::Bare.to_string() {
+    let is = |known: Role| *role == known.to_string();
+    let (spent, object_bytes) = if is(Role::Bare) {
         (bare(url, bytes, &uploads), bytes)
     } else {
-        changelog(url, local.as_ref(), bytes, uploads)
+        changelog(url, local.as_ref(), bytes, uploads, is(Role::Persist))
     };
-    let cpu = (cpu_time() - cpu_before).as_secs_f64();
-    println!("{} {cpu} {} {object_bytes}", spent.as_secs_f64(), peak_bytes());
+    println!("{} {} {} {object_bytes}", spent.seconds, spent.cpu_seconds, peak_bytes());
 }
 
-fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions) -> (Duration, u64) {
-    let changelog = Changelog::open(options(url, local, bytes).uploads(uploads)).expect("a changelog");
+/// What a client has measured.
+struct Spent {
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// Takes the time since its creation, and the CPU time of this process meanwhile.
+struct Stopwatch(Instant, Duration);
+
+impl Stopwatch {
+    fn start() -> Stopwatch {
+        Stopwatch(Instant::now(), cpu_time())
+    }
+
+    fn stop(self) -> Spent {
+        let cpu_seconds = (cpu_time() - self.1).as_secs_f64();
+        Spent { seconds: self.0.elapsed().as_secs_f64(), cpu_seconds }
+    }
+}
+
+fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions, synced: bool) -> (Spent, u64) {
+    let options = options(url, local, bytes).uploads(uploads).preemptive_upload(!synced);
+    let changelog = Changelog::open(options).expect("a changelog");
     let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).expect("a writer");
-    let started_at = Instant::now();
+    let mut watch = Stopwatch::start();
     fill(&mut writer, bytes);
+    if synced {
+        writer.sync().wait().expect("a local disk that works");
+        watch = Stopwatch::start();
+    }
     let handle = writer.persist_durably(SequenceNumber::ZERO).wait().expect("a checkpoint");
-    let spent = started_at.elapsed();
+    let spent = watch.stop();
     let [extent] = handle.extents() else { panic!("one object holds the checkpoint") };
     let object_bytes = extent.object_bytes();
     writer.truncate(writer.next_sequence_number()).expect("what is persisted can be truncated");
@@ -182,8 +211,11 @@ fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions) -> (Du
     (spent, object_bytes)
 }
 
-fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Duration {
-    let part = Bytes::from(vec![0x5a; options.part_bytes as usize]);
+/// Each connection sends bytes of its own: one part sent again and again would be read from the processor's caches.
+fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Spent {
+    let part_bytes = options.part_bytes as usize;
+    let ready: Vec<Bytes> =
+        (0..options.connections()).map(|index| Bytes::from(vec![index as u8 + 1; part_bytes])).collect();
     let parts = bytes.div_ceil(options.part_bytes) as u32;
     let store = tidelog_upload::open_store(url).expect("a bucket");
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -191,14 +223,15 @@ fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Duration {
         .enable_all()
         .build()
         .expect("threads can be had");
-    let started_at = Instant::now();
+    let watch = Stopwatch::start();
     runtime.block_on(async {
         let name = "bare";
         let id = store.create(name).await.expect("an upload");
         let next = Arc::new(AtomicU32::new(1));
-        let tasks: Vec<_> = (0..options.connections())
-            .map(|_| {
-                let (store, next, id, part) = (store.clone(), next.clone(), id.clone(), part.clone());
+        let tasks: Vec<_> = ready
+            .into_iter()
+            .map(|part| {
+                let (store, next, id) = (store.clone(), next.clone(), id.clone());
                 tokio::spawn(async move {
                     let mut sent = Vec::new();
                     loop {
@@ -223,7 +256,7 @@ fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Duration {
         sent.sort_by_key(|part| part.number);
         store.complete(UploadRef { name, id: &id }, &sent).await.expect("an object");
     });
-    let spent = started_at.elapsed();
+    let spent = watch.stop();
     runtime.block_on(store.delete("bare")).expect("a deletion");
     spent
 }
