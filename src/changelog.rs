@@ -233,7 +233,7 @@ impl Changelog {
     /// See [`OpenError`]. Nothing durable is changed then, except that missing directories may have been made.
     pub fn open(options: Options) -> Result<Changelog, OpenError> {
         options.check()?;
-        let stores = options.buckets.iter().map(|bucket| tidelog_upload::open_store(bucket));
+        let stores = options.buckets.iter().map(|bucket| tidelog_upload::open_or_create_store(bucket));
         let stores = stores.collect::<Result<Vec<_>, _>>()?;
         check_memory(&options, &stores)?;
         let runtime = match &options.runtime {

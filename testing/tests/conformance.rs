@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tidelog_testing::{BucketRules, Row, S3Server, ServerOptions, conformance, with_credentials};
-use tidelog_upload::open_store;
 use tidelog_upload::sim::SimStore;
 use tidelog_upload::store::{Capabilities, Parts, Store};
+use tidelog_upload::{open_or_create_store, open_store};
 
 #[tokio::test]
 async fn a_simulated_store_that_takes_everything() {
@@ -31,7 +31,7 @@ async fn simulated_stores_that_take_less() {
 async fn a_local_directory() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("file://{}/bucket", folder.path().display());
-    conformance(open_store(&url).expect("the bucket opens"), "conformance", Row::Exact).await;
+    conformance(open_or_create_store(&url).expect("the bucket opens"), "conformance", Row::Exact).await;
 }
 
 #[tokio::test]

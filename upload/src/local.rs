@@ -1,6 +1,9 @@
 //! What a local directory needs beside `object_store`: folders and deletions that survive a power cut, and the temporary
 //! files that uploads leave when their process dies.
 //!
+//! The directory itself is made by [`Local::make`] and never again: one that is not there is most likely not mounted, and
+//! then neither is it empty nor is there room for it. Each request that could take it for one looks first ([`absence`]).
+//!
 //! `object_store` writes `name#1` (or a higher number) beside the object, syncs it, renames it and syncs the folder. What is
 //! left open there is closed here: folders that somebody else has just made, deletions, leftovers.
 #![forbid(unsafe_code)]
@@ -14,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 
-use crate::store::{ListedUpload, UploadId};
+use crate::store::{ListedUpload, StoreErrorKind, UploadId};
 
 /// How many folders a bucket remembers as durable before it starts anew.
 const SYNCED_FOLDERS_MAX: usize = 65_536;
@@ -33,17 +36,36 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// The directory, made and durable if it was not there.
+    /// Makes the directory if it is not there, and makes it durable.
+    pub(crate) fn make(root: &Path) -> io::Result<()> {
+        make_directory(root)
+    }
+
+    /// The directory, which is there.
     pub(crate) fn open(root: &Path) -> Result<Local, object_store::Error> {
         let failed = |error: io::Error| object_store::Error::Generic {
             store: "local directory",
             source: error.into(),
         };
-        make_directory(root).map_err(failed)?;
         let files = LocalFileSystem::new_with_prefix(root)?.with_fsync(true);
         // The files are found under the resolved path; the URL stays as it was given, a link may be moved on purpose.
         let root = fs::canonicalize(root).map_err(failed)?;
         Ok(Local { files, root, synced: Mutex::default() })
+    }
+
+    /// Why it is no bucket any more.
+    pub(crate) fn absence(&self) -> io::Result<Option<Absence>> {
+        absence(&self.root)
+    }
+
+    /// Why an object that is not there may be somewhere else, in words, with the kind of error that it is for.
+    pub(crate) fn suspicion(&self) -> Option<(StoreErrorKind, String)> {
+        if let Ok(Some(why)) = self.absence() {
+            return Some((StoreErrorKind::NoSuchBucket, why.to_string()));
+        }
+        let empty = fs::read_dir(&self.root).ok()?.next().is_none();
+        let why = || format!("nothing at all is in {}: is what belongs there mounted?", self.root.display());
+        empty.then(|| (StoreErrorKind::NotFound, why()))
     }
 
     /// The store that writes and reads the files.
@@ -111,6 +133,29 @@ impl Local {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<PathBuf>> {
         self.synced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why there is no bucket at a place.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Absence {
+    #[error("there is no directory {}", .0.display())]
+    Missing(PathBuf),
+    #[error("{} is not a directory", .0.display())]
+    NotADirectory(PathBuf),
+}
+
+/// Why there is no bucket at a place, if there is none.
+pub(crate) fn absence(root: &Path) -> io::Result<Option<Absence>> {
+    match fs::metadata(root) {
+        Ok(found) if found.is_dir() => Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Some(Absence::Missing(root.to_owned()))),
+        Err(error) if error.kind() != ErrorKind::NotADirectory => Err(error),
+        _ => {
+            // It, or what stands where a directory above it should.
+            let in_the_way = root.ancestors().find(|path| path.exists()).unwrap_or(root);
+            Ok(Some(Absence::NotADirectory(in_the_way.to_owned())))
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use object_store::{
 #[cfg(feature = "hdfs")]
 use crate::hdfs;
 #[cfg(feature = "local")]
-use crate::local::{self, Local};
+use crate::local::{self, Absence, Local};
 use crate::store::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Parts,
     Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, check_name,
@@ -45,7 +45,7 @@ pub(crate) const SEQUENTIAL: Capabilities = Capabilities {
 };
 
 #[cfg(feature = "local")]
-pub(crate) fn open_directory(url: &str) -> Result<Arc<dyn Store>, StoreError> {
+pub(crate) fn open_directory(url: &str, make: bool) -> Result<Arc<dyn Store>, StoreError> {
     let refuse =
         |why: &str| StoreError::new(Operation::Open, url, "", StoreErrorKind::InvalidUrl(why.to_owned()));
     if !url.starts_with("file:///") {
@@ -60,6 +60,14 @@ pub(crate) fn open_directory(url: &str) -> Result<Arc<dyn Store>, StoreError> {
         ));
     }
     let root = parsed.to_file_path().map_err(|()| refuse("it is not a path of this system"))?;
+    let failed = |error: io::Error| failure(Operation::Open, url, "", error);
+    match local::absence(&root).map_err(failed)? {
+        None | Some(Absence::Missing(_)) if make => Local::make(&root).map_err(failed)?,
+        None => {}
+        Some(why) => {
+            return Err(StoreError::caused(Operation::Open, url, "", StoreErrorKind::NoSuchBucket, why));
+        }
+    }
     let local = Local::open(&root).map_err(|error| failure(Operation::Open, url, "", error))?;
     let text = parsed.as_str().trim_end_matches('/');
     let text = if text == "file:" { "file:///" } else { text };
@@ -142,7 +150,45 @@ impl Bucket {
         name: &str,
         path: &ObjectPath,
     ) -> Result<ObjectMeta, StoreError> {
-        self.inner.head(path).await.map_err(|error| self.failure(operation, name, error))
+        match self.inner.head(path).await {
+            Ok(meta) => Ok(meta),
+            Err(error) => Err(self.unless_absent(self.failure(operation, name, error)).await),
+        }
+    }
+
+    /// Refuses a local directory that is not there: nothing may be made in its place, and nothing that is in it be taken
+    /// for gone.
+    async fn check_there(&self, operation: Operation, name: &str) -> Result<(), StoreError> {
+        #[cfg(feature = "local")]
+        if let Staging::Local(local) = &self.staging {
+            let local = Arc::clone(local);
+            let absence = local::blocking(move || local.absence()).await;
+            if let Some(why) = absence.map_err(|error| self.failure(operation, name, error))? {
+                return Err(StoreError::caused(
+                    operation,
+                    &self.url,
+                    name,
+                    StoreErrorKind::NoSuchBucket,
+                    why,
+                ));
+            }
+        }
+        let _ = (operation, name);
+        Ok(())
+    }
+
+    /// What is missing in a local directory is so perhaps because that is.
+    async fn unless_absent(&self, error: StoreError) -> StoreError {
+        #[cfg(feature = "local")]
+        if let Staging::Local(local) = &self.staging
+            && error.is_not_found()
+        {
+            let local = Arc::clone(local);
+            if let Ok(Some((kind, why))) = local::blocking(move || Ok(local.suspicion())).await {
+                return StoreError::caused(error.operation(), &self.url, error.object(), kind, why);
+            }
+        }
+        error
     }
 
     async fn read(&self, name: &str, path: &ObjectPath, range: Range<u64>) -> Result<Bytes, StoreError> {
@@ -281,6 +327,7 @@ impl Store for Bucket {
     ) -> BoxFuture<'a, Result<EntityTag, StoreError>> {
         Box::pin(async move {
             let path = self.path(Operation::Put, name)?;
+            self.check_there(Operation::Put, name).await?;
             let done = self.inner.put(&path, payload(&body)).await;
             let done = done.map_err(|error| self.failure(Operation::Put, name, error))?;
             self.settle(Operation::Put, name, &path).await?;
@@ -291,6 +338,7 @@ impl Store for Bucket {
     fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
         Box::pin(async move {
             let path = self.path(Operation::Create, name)?;
+            self.check_there(Operation::Create, name).await?;
             let upload = self.inner.put_multipart(&path).await;
             let upload = upload.map_err(|error| self.failure(Operation::Create, name, error))?;
             Ok(self.writers.add(name, upload))
@@ -360,6 +408,7 @@ impl Store for Bucket {
             if self.writers.has(upload.name) {
                 return Ok(());
             }
+            self.check_there(Operation::Abort, upload.name).await?;
             self.remove_staged(Operation::Abort, upload.name, &path).await
         })
     }
@@ -369,6 +418,7 @@ impl Store for Bucket {
             if let Some((folder, _)) = prefix.rsplit_once('/') {
                 self.path(Operation::ListUploads, folder)?;
             }
+            self.check_there(Operation::ListUploads, prefix).await?;
             let mut found = self.writers.list(prefix);
             let left = self.staged(prefix).await?;
             found.extend(left.into_iter().filter(|left| !self.writers.has(&left.name)));
@@ -395,6 +445,7 @@ impl Store for Bucket {
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let path = self.path(Operation::Delete, name)?;
+            self.check_there(Operation::Delete, name).await?;
             #[cfg(feature = "local")]
             if let Staging::Local(local) = &self.staging {
                 let file = local.file(&path).map_err(|error| self.failure(Operation::Delete, name, error))?;
@@ -411,6 +462,7 @@ impl Store for Bucket {
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
         Box::pin(async move {
+            self.check_there(Operation::List, prefix).await?;
             let mut found = Vec::new();
             for entry in self.entries(Operation::List, prefix).await? {
                 #[cfg(feature = "hdfs")]

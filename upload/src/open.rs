@@ -23,8 +23,9 @@ const FEATURES: [(&str, &str); 5] =
 /// Opens the bucket that a URL names. URLs stand in handles, so none has credentials: they come from the environment, from
 /// profiles, or from the machine's role.
 ///
-/// - `file:///absolute/directory` (feature `local`, on by default): a local directory, made if it is not there. An object
-///   that is complete survives a power cut, and so does its absence once it is deleted.
+/// - `file:///absolute/directory` (feature `local`, on by default): a local directory, which [`open_or_create_store`] makes if
+///   it is not there. While it is not, requests are refused, and nothing is made in its place: it may not be mounted. An
+///   object that is complete survives a power cut, and so does its absence once it is deleted.
 /// - `memory://`: a new, empty bucket in this process's memory. `memory://name`: the same for every caller in the process
 ///   for as long as one of them keeps it.
 /// - `s3://bucket/prefix?key=value&...` (feature `s3`, on by default): AWS, and what speaks its protocol. The keys:
@@ -45,10 +46,12 @@ const FEATURES: [(&str, &str); 5] =
 /// - `gs://bucket/prefix` (feature `gcs`), `az://container/prefix` (feature `azure`), `hdfs://host:port/prefix` (feature
 ///   `hdfs`; one sequential writer and a rename).
 ///
-/// No store is asked for anything here: what is wrong with a bucket or with credentials is said by the first request.
+/// No server is asked for anything here: what is wrong with a bucket or with credentials is said by the first request. Nothing
+/// is changed.
 ///
 /// # Errors
-/// A URL that names no bucket or is of an unknown scheme, or a directory that cannot be made.
+/// A URL that names no bucket or is of an unknown scheme; [`NoSuchBucket`](StoreErrorKind::NoSuchBucket) if there is no
+/// directory where a local one should be.
 ///
 /// ```
 /// let store = tidelog_upload::open_store("memory://")?;
@@ -58,9 +61,24 @@ const FEATURES: [(&str, &str); 5] =
 /// # Ok::<_, tidelog_upload::StoreError>(())
 /// ```
 pub fn open_store(url: &str) -> Result<Arc<dyn Store>, StoreError> {
+    open(url, false)
+}
+
+/// As [`open_store`], for whoever writes to the bucket first: a local directory is made if it is not there, durably, with
+/// those above it. Buckets of servers are not made.
+///
+/// # Errors
+/// As [`open_store`], or a directory that cannot be made.
+pub fn open_or_create_store(url: &str) -> Result<Arc<dyn Store>, StoreError> {
+    open(url, true)
+}
+
+fn open(url: &str, create: bool) -> Result<Arc<dyn Store>, StoreError> {
+    // Nothing else is made.
+    let _ = create;
     match url.split_once("://") {
         #[cfg(feature = "local")]
-        Some(("file", _)) => object::open_directory(url),
+        Some(("file", _)) => object::open_directory(url, create),
         #[cfg(feature = "s3")]
         Some(("s3", _)) => s3::open(url),
         #[cfg(feature = "gcs")]

@@ -423,8 +423,8 @@ pub enum StoreErrorKind {
     /// No connection could be made. Nothing was sent.
     #[error("no connection to the store")]
     Unreachable,
-    /// The bucket does not exist.
-    #[error("the bucket does not exist; create it, or check its name and the endpoint in its URL")]
+    /// The bucket does not exist; of a local one, its directory.
+    #[error("the bucket does not exist; create it, mount it, or check its URL")]
     NoSuchBucket,
     /// The store does not know the upload: completed, aborted or expired.
     #[error("the store does not know this upload (any more); begin a new one")]

@@ -15,8 +15,8 @@ use std::thread::{self, Thread};
 use bytes::Bytes;
 use tempfile::TempDir;
 use tidelog_upload::{
-    Body, EntityTag, Lane, Operation, Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
-    open_store,
+    Body, EntityTag, Lane, Operation, Outcome, Store, StoreError, StoreErrorKind, UploadId, UploadRef,
+    UploadedPart, open_or_create_store, open_store,
 };
 
 struct Unpark(Thread);
@@ -443,7 +443,7 @@ fn a_bucket_opened_again_by_its_url_is_the_same() {
     let directory = TempDir::new().unwrap();
     let deep = directory.path().join("not there yet/and deeper");
     for url in [format!("file://{}/", deep.display()), "memory://shared-by-name".to_owned()] {
-        let store = open_store(&url).unwrap();
+        let store = open_or_create_store(&url).unwrap();
         block_on(store.put("a", body(b"bytes"), Lane::Primary)).unwrap();
         let again = open_store(store.url()).unwrap();
         assert_eq!(again.url(), store.url());
@@ -475,8 +475,55 @@ fn urls_that_name_no_bucket_are_refused() {
     }
     let error = open_store("ftp://bucket").unwrap_err();
     assert!(error.to_string().contains("file:///"), "{error}");
-    let error = open_store(&url_of(file.path())).unwrap_err();
-    assert_eq!(*error.kind(), StoreErrorKind::Failed);
+    for open in [open_store, open_or_create_store] {
+        for url in [&url_of(file.path()), &below_a_file] {
+            let error = open(url).unwrap_err();
+            assert_eq!(*error.kind(), StoreErrorKind::NoSuchBucket);
+            let why = format!("{} is not a directory", file.path().display());
+            assert!(error.to_string().ends_with(&why), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_made_by_who_says_so_and_never_again() {
+    let home = TempDir::new().unwrap();
+    let path = home.path().join("not/mounted");
+    let why = format!("there is no directory {}", path.display());
+    let refused = |error: StoreError| {
+        assert_eq!(*error.kind(), StoreErrorKind::NoSuchBucket, "{error}");
+        assert!(!error.is_retryable() && error.to_string().ends_with(&why), "{error}");
+    };
+    refused(open_store(&url_of(&path)).unwrap_err());
+    assert!(!home.path().join("not").exists());
+
+    let store = open_or_create_store(&url_of(&path)).unwrap();
+    block_on(store.put("a/b", body(b"bytes"), Lane::Primary)).unwrap();
+    let mut upload = block_on(Upload::begin(&*store, "a/c")).unwrap();
+    block_on(upload.put(&*store, b"bytes")).unwrap();
+    let away = home.path().join("away");
+    fs::rename(&path, &away).unwrap();
+    refused(block_on(store.put("a/d", body(b"bytes"), Lane::Primary)).unwrap_err());
+    refused(block_on(store.create("a/d")).unwrap_err());
+    refused(block_on(store.get("a/b", 0..5)).unwrap_err());
+    refused(block_on(store.get("a/b", 0..0)).unwrap_err());
+    refused(block_on(store.head("a/b")).unwrap_err());
+    refused(block_on(store.list("")).unwrap_err());
+    refused(block_on(store.list_uploads("a/")).unwrap_err());
+    refused(block_on(store.delete("a/b")).unwrap_err());
+    assert_eq!(block_on(upload.complete(&*store)).unwrap_err().outcome(), Outcome::Unknown);
+    refused(block_on(store.abort(upload.reference())).unwrap_err());
+    assert!(!path.exists());
+    // A mount point with nothing mounted.
+    fs::create_dir(&path).unwrap();
+    let error = block_on(store.get("a/b", 0..5)).unwrap_err();
+    assert!(error.is_not_found() && error.to_string().contains("mounted?"), "{error}");
+
+    fs::remove_dir(&path).unwrap();
+    fs::rename(&away, &path).unwrap();
+    assert_eq!(block_on(store.get("a/b", 0..5)).unwrap(), "bytes");
+    let error = block_on(store.get("a/x", 0..5)).unwrap_err();
+    assert!(error.is_not_found() && !error.to_string().contains("mounted?"), "{error}");
 }
 
 #[test]
@@ -601,7 +648,7 @@ fn traced(base: &Path) {
         block_on(upload.put(&**store, b"bytes")).unwrap();
         block_on(upload.complete(&**store)).unwrap();
     };
-    let store = open_store(&url_of(&root)).unwrap();
+    let store = open_or_create_store(&url_of(&root)).unwrap();
     mark("opened");
     write(&store, "a/b/object");
     mark("completed");

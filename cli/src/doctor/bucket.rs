@@ -8,7 +8,7 @@ use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::multipart::Placement;
 use tidelog_upload::{
     Capabilities, Driver, HedgeOptions, Parts, Pending, Runtime, Store, StoreError, UploadOptions, channel,
-    open_store,
+    open_or_create_store,
 };
 
 use super::Finding;
@@ -42,7 +42,7 @@ fn missing_folders(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn use_bucket(url: &str, group: &str) -> Vec<Finding> {
-    let store = match open_store(url) {
+    let store = match open_or_create_store(url) {
         Ok(store) => store,
         Err(error) => return vec![failed("bucket", &error)],
     };
