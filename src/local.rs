@@ -86,7 +86,7 @@ impl LocalLogs {
         let recovered = recover(0, &path, &*files, content.directory_id, &state)?;
         let found = recovered.logs(&state);
         let index = LocalIndex::of(&recovered);
-        let site = Arc::new(LocalSite { path, files, _lock: Some(directory) });
+        let site = Arc::new(LocalSite { path, files, index: None, _lock: Some(directory) });
         let site = Arc::new(Site { site, index, state });
         let logs =
             found.into_iter().map(|found| LocalLog { site: Arc::clone(&site), found: Arc::new(found) });

@@ -144,8 +144,7 @@ const METRICS: &[Metric] = &[
     count(
         "tidelog_local_read_failures_total",
         &[],
-        "times that a restore read from objects what local blocks should have held: a file is gone or damaged, or its segment \
-         was used again meanwhile",
+        "times that a restore read from objects what local blocks should have held: a file is gone or damaged",
     ),
     count("tidelog_manifest_failures_total", &[], "records that a manifest did not take; it is written anew"),
     count(

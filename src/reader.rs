@@ -27,7 +27,7 @@ use crate::handle::ChangelogHandle;
 use crate::part::{Directory, DirectoryEntry};
 use crate::types::{KeyGroup, KeyGroupRange, LogId};
 pub use batch::{Change, ChangeBatch, ChangeBatchIntoIter};
-use local::LocalGroup;
+use local::{LocalGroup, Unreadable};
 pub(crate) use local::{LocalSite, Pin};
 use objects::{Asked, ObjectSource, PartRun, Rope, Unread};
 pub use restore::{HandlesError, Restore};
@@ -211,8 +211,8 @@ impl ChangelogReader {
                             self.under_way.pop_front();
                             Some(ChangeBatch::of_changes(group.log, changes))
                         }
-                        Err(error) => {
-                            self.fall_back(&group, error).await?;
+                        Err(unreadable) => {
+                            self.fall_back(&group, unreadable).await?;
                             None
                         }
                     }
@@ -398,14 +398,21 @@ impl ChangelogReader {
     }
 
     /// Puts what objects hold of local blocks that could not be read in their place, at the front.
-    async fn fall_back(&mut self, group: &Arc<LocalGroup>, error: ReadError) -> Result<(), ReadError> {
+    async fn fall_back(
+        &mut self,
+        group: &Arc<LocalGroup>,
+        Unreadable { error, released }: Unreadable,
+    ) -> Result<(), ReadError> {
         if !cover(&group.objects, &group.numbers) {
-            return Err(error);
+            return Err(*error);
         }
-        if !group.failed.swap(true, Ordering::Relaxed) {
+        let first = !group.failed.swap(true, Ordering::Relaxed);
+        if first && released {
+            tracing::debug!(%error, "a segment was used again before it was read: objects are read instead");
+        } else if first {
             metrics::counter!("tidelog_local_read_failures_total").increment(1);
         }
-        if !self.shared.warned.swap(true, Ordering::Relaxed) {
+        if !released && !self.shared.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "local blocks cannot be read: what they hold is read from objects, here and wherever else \
                 that is so in this restore");
         }

@@ -16,9 +16,9 @@ impl Changelog {
     /// says how much they hold.
     ///
     /// It gives the same changes in the same order as [`Restore::open`]. What cannot be read locally, because a file is
-    /// gone or damaged or its segment was used again meanwhile, is read from the buckets; a warning and
-    /// `tidelog_local_read_failures_total` tell of it. Nothing local is held back for it: a restore that takes its time
-    /// keeps no append waiting.
+    /// gone or damaged, is read from the buckets; a warning and `tidelog_local_read_failures_total` tell of it. Nothing local
+    /// is held back for it: a restore that takes its time keeps no append waiting, and reads what was written over meanwhile
+    /// from the buckets, too.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

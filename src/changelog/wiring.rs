@@ -118,7 +118,7 @@ pub(super) fn build(
             apart,
             next_number,
         });
-        let local = Arc::new(LocalSite { path, files, _lock: None });
+        let local = Arc::new(LocalSite { path, files, index: Some(Arc::clone(&index)), _lock: None });
         fixed.push(Site { local, index, ledger, engine, readers });
         devices.push(device);
     }

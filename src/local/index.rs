@@ -98,6 +98,11 @@ impl LocalIndex {
         }
     }
 
+    /// Whether a block is still there.
+    pub fn has(&self, number: u64) -> bool {
+        self.blocks.contains_key(&number)
+    }
+
     /// The blocks that hold changes of these logs, in the order of their numbers.
     pub fn blocks_of(&self, logs: &BTreeSet<LogId>) -> HashMap<LogId, Vec<BlockRef>> {
         let mut found: HashMap<LogId, Vec<BlockRef>> = HashMap::new();

@@ -2,13 +2,14 @@
 //!
 //! All of a group is verified before anything of it is handed out: each block by its checksum, place, epoch and number,
 //! and the changes by their numbers, which must be exactly the group's, without a hole. What cannot be read so is read
-//! from objects instead, if they hold it too.
+//! from objects instead, if they hold it too. That is nothing to worry about where the use of a block's segment has ended
+//! since it was looked up, which the index knows before anything else is written there; all else is damage.
 
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tidelog_io::directory::Directory;
@@ -18,8 +19,9 @@ use tidelog_io::segment::segment_name;
 use super::objects::ObjectSource;
 use super::{Change, ReadStats};
 use crate::block::{Block, BlockError, Expected};
+use crate::device::lock;
 use crate::error::ReadError;
-use crate::local::index::BlockRef;
+use crate::local::index::{BlockRef, LocalIndex};
 use crate::types::{ChangeKind, KeyGroupRange, LogId, SequenceNumber};
 use crate::walk::{self, Walk};
 
@@ -47,6 +49,8 @@ impl fmt::Debug for Pin {
 pub(crate) struct LocalSite {
     pub path: PathBuf,
     pub files: Arc<dyn Files>,
+    /// What its segments hold by now, where a changelog goes on to use them.
+    pub index: Option<Arc<Mutex<LocalIndex>>>,
     /// Its lock, where no changelog has it.
     pub _lock: Option<Directory>,
 }
@@ -69,6 +73,14 @@ pub(super) struct LocalGroup {
     pub objects: Vec<Arc<ObjectSource>>,
     /// It could not be read; who comes later need not try.
     pub failed: AtomicBool,
+}
+
+/// Why a group was not read.
+#[derive(Debug)]
+pub(super) struct Unreadable {
+    pub error: Box<ReadError>,
+    /// The block was released after it had been looked up: whatever stands there now, nothing is damaged.
+    pub released: bool,
 }
 
 /// A stretch of a log that local blocks hold without a hole.
@@ -132,7 +144,7 @@ impl LocalGroup {
         metadata: bool,
         key_groups: KeyGroupRange,
         stats: &mut ReadStats,
-    ) -> Result<Vec<Change>, ReadError> {
+    ) -> Result<Vec<Change>, Unreadable> {
         let mut changes = Vec::new();
         let mut walk = Walk::new(Some(self.log));
         let (mut due, mut due_block) = (self.numbers.start, None);
@@ -173,7 +185,9 @@ impl LocalGroup {
         }
         if due != self.numbers.end {
             let what = format!("changes {due} to {} are not there", self.numbers.end);
-            let Some(last) = self.blocks.last() else { return Err(ReadError::Closed) };
+            let Some(last) = self.blocks.last() else {
+                return Err(Unreadable { error: Box::new(ReadError::Closed), released: false });
+            };
             return Err(self.error(last, what));
         }
         changes.sort_by_key(|change| change.key_group);
@@ -181,7 +195,7 @@ impl LocalGroup {
     }
 
     /// The bytes of blocks that are side by side.
-    fn load(&self, run: &[BlockRef], stats: &mut ReadStats) -> Result<Vec<Bytes>, ReadError> {
+    fn load(&self, run: &[BlockRef], stats: &mut ReadStats) -> Result<Vec<Bytes>, Unreadable> {
         let first = &run[0];
         let len: usize = run.iter().map(|block| block.len).sum();
         let read = match (&first.bytes, &first.place) {
@@ -201,10 +215,12 @@ impl LocalGroup {
         Ok(run.iter().map(|block| rest.split_to(block.len.min(rest.len()))).collect())
     }
 
-    fn error(&self, block: &BlockRef, what: String) -> ReadError {
+    fn error(&self, block: &BlockRef, what: String) -> Unreadable {
         let (segment, offset) = block.place.map_or((0, 0), |place| (place.segment, place.offset));
         let directory = self.site.path.clone();
-        ReadError::Local { directory, segment: segment_name(segment), offset, what }
+        let error = ReadError::Local { directory, segment: segment_name(segment), offset, what };
+        let released = self.site.index.as_ref().is_some_and(|index| !lock(index).has(block.number));
+        Unreadable { error: Box::new(error), released }
     }
 }
 
@@ -283,7 +299,7 @@ mod tests {
             log: log_id(0),
             key_groups: KeyGroupRange::ALL,
             numbers: SequenceNumber(0)..SequenceNumber(end),
-            site: Arc::new(LocalSite { path, files, _lock: None }),
+            site: Arc::new(LocalSite { path, files, index: None, _lock: None }),
             blocks,
             objects: Vec::new(),
             failed: AtomicBool::new(false),
@@ -324,7 +340,8 @@ mod tests {
             (&blocks[..blocks.len() - 1], 40),
             (&blocks, 41),
         ] {
-            assert!(matches!(read(blocks, end), Err(ReadError::Local { .. })));
+            let unreadable = read(blocks, end).unwrap_err();
+            assert!(matches!(*unreadable.error, ReadError::Local { .. }) && !unreadable.released);
         }
     }
 
@@ -348,7 +365,7 @@ mod tests {
             BlockPlace { directory: 2, ..place },
         ];
         for other in others {
-            assert!(matches!(read(other), Err(ReadError::Local { .. })), "{other:?}");
+            assert!(matches!(*read(other).unwrap_err().error, ReadError::Local { .. }), "{other:?}");
         }
     }
 }
