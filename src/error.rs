@@ -559,21 +559,27 @@ pub enum ReadError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// An object's footer is damaged, foreign or newer.
-    #[error("the footer of {object} cannot be read: {source}")]
+    #[error("the footer of object {object} in bucket {bucket} cannot be read: {source}; {OTHER_OBJECTS}")]
     Footer {
-        /// The name of the object.
+        /// The URL of the bucket.
+        bucket: String,
+        /// The name of the file in it.
         object: String,
         /// What is wrong with it.
         source: FooterError,
     },
-    /// A directory or changeset of an object is damaged.
-    #[error("{object} is damaged in part {part}, bytes {start} to {end}: {source}")]
+    /// A directory or changeset of an object is damaged. It was read twice.
+    #[error(
+        "object {object} in bucket {bucket} is damaged at bytes {start} to {end}, part {part}: {source}; {OTHER_OBJECTS}"
+    )]
     Damaged {
-        /// The name of the object.
+        /// The URL of the bucket.
+        bucket: String,
+        /// The name of the file in it.
         object: String,
-        /// The part, from 0.
+        /// The part of the object, from 0.
         part: usize,
-        /// Where the damaged piece begins in the object, in bytes.
+        /// Where the damaged bytes begin in the file.
         start: u64,
         /// Where it ends.
         end: u64,
@@ -596,9 +602,11 @@ pub enum ReadError {
         what: String,
     },
     /// An object does not hold what the handle says.
-    #[error("{object} does not hold what its handle says: {what}")]
+    #[error("object {object} in bucket {bucket} does not hold what its handle says: {what}; {OTHER_OBJECTS}")]
     Mismatch {
-        /// The name of the object.
+        /// The URL of the bucket.
+        bucket: String,
+        /// The name of the file in it.
         object: String,
         /// What is missing.
         what: String,
@@ -636,6 +644,11 @@ pub enum ReadError {
         object: String,
     },
 }
+
+/// What to do about an object that is not what it was.
+const OTHER_OBJECTS: &str = "no damaged byte was handed out. Restore the handles of a checkpoint that does not name this object, \
+                             or, if the bucket keeps versions of it, put back the one that was written first; `tidelog verify` \
+                             of the handles finds all that is damaged";
 
 /// What to do about a bucket that does not answer; the other errors of stores say it themselves.
 fn reading_again(error: &StoreError) -> &'static str {

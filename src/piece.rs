@@ -69,6 +69,22 @@ pub(crate) fn locate(pieces: &[Piece], range: Range<u64>) -> impl Iterator<Item 
     })
 }
 
+/// Bytes of an object, as somebody finds them who looks for them in a bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub bucket: String,
+    /// The name in the bucket.
+    pub object: String,
+    /// Where in that file, in bytes.
+    pub range: Range<u64>,
+}
+
+/// Where the bytes `range` of the object are, or the first of them where they are in several files.
+pub(crate) fn place(pieces: &[Piece], range: Range<u64>) -> Place {
+    let (piece, range) = locate(pieces, range.clone()).next().unwrap_or((&pieces[0], range));
+    Place { bucket: (*piece.bucket).to_owned(), object: piece.object.clone(), range }
+}
+
 /// Where in the object the piece begins that has the byte `at`.
 pub(crate) fn start_of(pieces: &[Piece], at: u64) -> u64 {
     let mut start: u64 = 0;
@@ -105,6 +121,13 @@ mod tests {
         );
         assert_eq!(found(20..115), [("a".to_owned(), 15..110)]);
         assert_eq!(found(7..7), []);
+        let named = |range: Range<u64>| {
+            let Place { bucket, object, range } = place(&pieces, range);
+            (bucket, object, range)
+        };
+        assert_eq!(named(12..14), ("memory://".to_owned(), "a.00001.1".to_owned(), 5..7));
+        assert_eq!(named(9..16), ("memory://".to_owned(), "a".to_owned(), 9..10));
+        assert_eq!(named(7..7), ("memory://".to_owned(), "a".to_owned(), 7..7));
     }
 
     #[test]

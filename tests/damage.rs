@@ -145,8 +145,21 @@ fn an_object_shows_every_flipped_bit_and_missing_byte() {
         damaged[at] ^= 1 << (at % 8);
         fs::write(&path, &damaged).unwrap();
         match attempt() {
-            Err(ReadError::Footer { object, .. } | ReadError::Damaged { object, .. }) => {
-                assert!(path.ends_with(&object), "{object}");
+            Err(error @ (ReadError::Footer { .. } | ReadError::Damaged { .. })) => {
+                let (ReadError::Footer { bucket, object, .. } | ReadError::Damaged { bucket, object, .. }) =
+                    &error
+                else {
+                    unreachable!()
+                };
+                assert_eq!(format!("{bucket}/{object}"), format!("file://{}", path.display()));
+                let said = error.to_string();
+                assert!(
+                    said.contains(bucket) && said.contains("put back the one that was written"),
+                    "{said}"
+                );
+                if let ReadError::Damaged { start, end, .. } = error {
+                    assert!((start..end).contains(&(at as u64)), "byte {at}: {said}");
+                }
             }
             other => panic!("bit {} of byte {at}: {other:?}", at % 8),
         }

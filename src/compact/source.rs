@@ -16,7 +16,7 @@ use crate::error::ReadError;
 use crate::footer::{Footer, PartEntry};
 use crate::handle::{ChangelogHandle, Extent};
 use crate::part::{Changeset, Compression, Directory, DirectoryEntry, PartError, PartId, Run};
-use crate::piece;
+use crate::piece::{self, Place};
 use crate::types::{KeyGroup, KeyGroupRange, SequenceNumber};
 
 /// Requests under way at once.
@@ -180,6 +180,11 @@ impl SourceRun {
         (self.first, self.end) == (self.run.first, self.run.end)
     }
 
+    /// `range` is in the object.
+    fn damaged(&self, handle: &ChangelogHandle, range: Range<u64>, source: PartError) -> ReadError {
+        damaged(&handle.extents()[self.extent], self.part_index, range, source)
+    }
+
     /// The length of the run in bytes.
     pub(super) fn len(&self) -> u64 {
         self.run.len
@@ -295,12 +300,14 @@ async fn read_footer(buckets: &Buckets, extent: &Extent) -> Result<EndOfObject, 
     let range = extent.end_of_object();
     let mut before = buckets.get(extent, range.clone()).await?;
     let bytes = before.split_off((extent.footer.start - range.start) as usize);
-    let object = || extent.object().to_owned();
-    let footer = Footer::decode(&bytes, Some(extent.token))
-        .map_err(|source| ReadError::Footer { object: object(), source })?;
+    let Place { bucket, object, .. } = piece::place(&extent.pieces, extent.footer.clone());
+    let footer = match Footer::decode(&bytes, Some(extent.token)) {
+        Ok(footer) => footer,
+        Err(source) => return Err(ReadError::Footer { bucket, object, source }),
+    };
     if footer.start() != extent.footer.start {
         let what = format!("its footer should be at {}, not at {}", footer.start(), extent.footer.start);
-        return Err(ReadError::Mismatch { object: object(), what });
+        return Err(ReadError::Mismatch { bucket, object, what });
     }
     Ok(EndOfObject { footer, before, start: range.start })
 }
@@ -318,10 +325,8 @@ fn take_directories(
         let whole = &mut parts[at];
         let within = |at: u64| (at - footer.parts_len()) as usize;
         let directory = &all[within(range.start)..within(range.end)];
-        Directory::decode(directory, whole.origin, run).map_err(|source| {
-            let (object, Range { start, end }) = (extent.object().to_owned(), range);
-            ReadError::Damaged { object, part: index as usize, start, end, source }
-        })?;
+        Directory::decode(directory, whole.origin, run)
+            .map_err(|source| damaged(extent, index as usize, range, source))?;
         whole.directories.extend_from_slice(directory);
     }
     Ok(())
@@ -370,7 +375,8 @@ fn runs_of(
     }
     if due < extent.end {
         let what = format!("changes {due} to {} of log {} are not in it", extent.end, handle.log());
-        return Err(ReadError::Mismatch { object: extent.object().to_owned(), what });
+        let Place { bucket, object, .. } = piece::place(&extent.pieces, extent.footer.clone());
+        return Err(ReadError::Mismatch { bucket, object, what });
     }
     Ok(runs)
 }
@@ -434,7 +440,7 @@ impl Loaded {
             let Range { start: first, end } = entry.range;
             let piece = bytes.slice((first - start) as usize..(end - start) as usize);
             let changeset = Changeset::decode(piece, run.part, handle.log(), entry.group, run.compression)
-                .map_err(|source| damaged(handle, run, run.offset + first..run.offset + end, source))?;
+                .map_err(|source| run.damaged(handle, run.offset + first..run.offset + end, source))?;
             self.changesets.push((key_of(entry), changeset));
             self.bytes += end - first;
         }
@@ -453,17 +459,12 @@ async fn wanted_entries(
         None => buckets.get(&handle.extents()[run.extent], run.directory.clone()).await?,
     };
     let directory = Directory::decode(&bytes, run.part, &run.run)
-        .map_err(|source| damaged(handle, run, run.directory.clone(), source))?;
+        .map_err(|source| run.damaged(handle, run.directory.clone(), source))?;
     Ok(directory.entries().iter().filter(|entry| wanted.contains(key_of(entry))).cloned().collect())
 }
 
 /// `range` is in the object.
-fn damaged(handle: &ChangelogHandle, run: &SourceRun, range: Range<u64>, source: PartError) -> ReadError {
-    ReadError::Damaged {
-        object: handle.extents()[run.extent].object().to_owned(),
-        part: run.part.index as usize,
-        start: range.start,
-        end: range.end,
-        source,
-    }
+fn damaged(extent: &Extent, part: usize, range: Range<u64>, source: PartError) -> ReadError {
+    let Place { bucket, object, range: Range { start, end } } = piece::place(&extent.pieces, range);
+    ReadError::Damaged { bucket, object, part, start, end, source }
 }

@@ -22,7 +22,7 @@ use crate::error::ReadError;
 use crate::footer::{Footer, FooterError};
 use crate::handle::Extent;
 use crate::part::{Compression, Directory, PartError, PartId, Run};
-use crate::piece;
+use crate::piece::{self, Place};
 use crate::types::{LogId, SequenceNumber};
 
 /// Threads of readers that are opened without a changelog, for each bucket.
@@ -83,15 +83,16 @@ impl ObjectSource {
         }
         if due < extent.end {
             let what = format!("changes {due} to {} of log {log} are not in it", extent.end);
-            return Err(ReadError::Mismatch { object: extent.object().to_owned(), what });
+            let Place { bucket, object, .. } = piece::place(&extent.pieces, extent.footer.clone());
+            return Err(ReadError::Mismatch { bucket, object, what });
         }
         Ok(needed)
     }
 
     /// `range` is in the object.
     fn damaged(&self, run: &PartRun, range: Range<u64>, source: PartError) -> ReadError {
-        let (object, Range { start, end }) = (self.extent.object().to_owned(), range);
-        ReadError::Damaged { object, part: run.index as usize, start, end, source }
+        let Place { bucket, object, range: Range { start, end } } = piece::place(&self.extent.pieces, range);
+        ReadError::Damaged { bucket, object, part: run.index as usize, start, end, source }
     }
 
     /// The whole changes that the extent stands for.
@@ -145,7 +146,9 @@ impl Unread {
         match (self, run) {
             (Unread::Store(error), _) => error.into(),
             (Unread::Footer(error), _) => {
-                ReadError::Footer { object: source.extent.object().to_owned(), source: error }
+                let Extent { pieces, footer, .. } = &source.extent;
+                let Place { bucket, object, .. } = piece::place(pieces, footer.clone());
+                ReadError::Footer { bucket, object, source: error }
             }
             (Unread::Directory(error), Some(run)) => source.damaged(run, run.directory.clone(), error),
             (Unread::Changeset(range, error), Some(run)) => {
