@@ -187,7 +187,7 @@ async fn compact(dir: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint> {
         // The key is the first 8 bytes of a value; the rest is its sum, not what is added to it.
         let compactor = Compactor::open(&bucket)?.group("savepoints");
         let mut compactor = compactor.last_value_by(|_| ChangeKey::Upsert(0..8));
-        Ok::<_, CompactError>(compactor.compact(&old, KeyGroupRange::ALL)?.handles)
+        Ok::<_, CompactError>(compactor.compact(&old, None)?.handles)
     })
     .await??;
     // One for each log: it goes where those of its log were.

@@ -21,6 +21,7 @@ mod target;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -28,8 +29,8 @@ use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::{Driver, Runtime, Store, block_on};
 
 use crate::handle::{ChangelogHandle, joined as joined_extents};
-use crate::options::Options;
-use crate::reader::Change;
+use crate::options::{OptionError, Options, must};
+use crate::reader::{Change, check_covered, union};
 use crate::types::{KeyGroupRange, LogId};
 use crate::uploader::object_bytes_max;
 pub use outcome::{ChangeKey, CompactError, Compacted, CompactionPlan, CompactionStats};
@@ -38,6 +39,8 @@ use source::{Buckets, Copying, Source, find_runs};
 use target::Target;
 
 const ONLY: BucketIndex = BucketIndex(0);
+/// What a part may have, in bytes.
+const PART_BYTES: RangeInclusive<usize> = 16 << 10..=1 << 30;
 /// Threads that read and write.
 const THREADS: usize = 2;
 
@@ -48,7 +51,10 @@ type KeyOf = dyn Fn(&Change) -> ChangeKey + Send + Sync;
 /// A log that was checkpointed often is in many small objects; reading them takes two requests for each log and object. A
 /// compaction reads the changes that the handles name, clipped to their numbers and to the wanted key groups, and writes
 /// them into new objects, as few as sizes allow, which all the handles share. It gives new handles: of the same logs, names
-/// and numbers, for the wanted ones of their key groups. A reader gets the same changes from them in the same order.
+/// and numbers, for the wanted ones of their key groups. A reader gets the same changes from them: metadata first, the logs in
+/// the order of the handles, and those of each log and key group in the order in which they were appended. How the key groups
+/// of a log follow each other is another one: a reader goes through a log part by part, by key group within a part, and the
+/// new parts are larger.
 ///
 /// Where the bucket can (AWS; elsewhere if the URL says `copy_part=true`), it copies large parts of which everything survives
 /// by itself: their bytes are neither read nor sent, and not verified before a reader does.
@@ -86,7 +92,7 @@ type KeyOf = dyn Fn(&Change) -> ChangeKey + Send + Sync;
 /// ```
 pub struct Compactor {
     store: Arc<dyn Store>,
-    /// Names of objects, sizes, memory and time, as a changelog's.
+    /// Names of objects, sizes, memory and time, as a changelog's; nothing local is used.
     options: Options,
     key_of: Option<Box<KeyOf>>,
     random: RandomState,
@@ -101,10 +107,10 @@ impl fmt::Debug for Compactor {
 }
 
 impl Compactor {
-    /// A compactor whose new objects go into the bucket of this URL.
+    /// A compactor whose new objects go into the bucket of this URL. Nothing is changed there yet.
     ///
     /// # Errors
-    /// A bucket that cannot be opened.
+    /// A bucket that cannot be opened, such as a local directory that is not there.
     pub fn open(bucket: &str) -> Result<Compactor, CompactError> {
         Ok(Compactor::with_store(tidelog_upload::open_store(bucket)?))
     }
@@ -113,9 +119,7 @@ impl Compactor {
     #[doc(hidden)]
     #[must_use]
     pub fn with_store(store: Arc<dyn Store>) -> Compactor {
-        // Nothing local is used: its sizes only must not limit the others.
-        let options =
-            Options::new(store.url(), "/").block_bytes(8 << 10).lane_bytes(64 << 10).value_bytes_max(1);
+        let options = Options::new(store.url(), "/");
         Compactor { store, options, key_of: None, random: RandomState::new(), tokens: 0 }
     }
 
@@ -140,16 +144,16 @@ impl Compactor {
         self
     }
 
-    /// About how many bytes a part has, as a changelog's [parts](Options::part_bytes): 8 MiB unless said otherwise. A run of a
-    /// log in a part of an old object is not divided.
+    /// About how many bytes a part has, as a changelog's [parts](Options::part_bytes): 8 MiB unless said otherwise, from
+    /// 16 KiB to 1 GiB. A run of a log in a part of an old object is not divided.
     #[must_use]
     pub fn part_bytes(mut self, bytes: usize) -> Compactor {
         self.options = self.options.part_bytes(bytes);
         self
     }
 
-    /// How much memory may be used, in bytes: 256 MiB unless said otherwise. A quarter is for what is being sent, a quarter for
-    /// what is being read, and a quarter of so many bytes of changes have their keys in memory at once, where
+    /// How much memory may be used, in bytes: 256 MiB unless said otherwise, at least four times a
+    /// [part](Self::part_bytes). A quarter is for what is being sent, a quarter for what is being read, and a quarter of so many bytes of changes have their keys in memory at once, where
     /// [only last values](Self::last_value_by) count; some parts are in the rest. A run of a log, or the changes of one key
     /// group, that are larger than that are there all the same.
     #[must_use]
@@ -193,10 +197,10 @@ impl Compactor {
     pub fn plan(
         &mut self,
         handles: &[ChangelogHandle],
-        key_groups: KeyGroupRange,
+        key_groups: impl Into<Option<KeyGroupRange>>,
     ) -> Result<CompactionPlan, CompactError> {
         let handles = join(handles)?;
-        let mut sources = self.sources(&handles, key_groups)?;
+        let mut sources = self.sources(&handles, key_groups.into())?;
         let driver = self.driver()?;
         let buckets = Buckets::open(&driver, &handles)?;
         let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
@@ -205,19 +209,21 @@ impl Compactor {
         Ok(plan)
     }
 
-    /// Rewrites the changes of `handles` that lie in `key_groups`, and blocks until the new objects are proven complete. Several
-    /// handles of a log, whose numbers follow each other, become one. Not for use on an executor's thread.
+    /// Rewrites the changes of `handles` that lie in `key_groups`, or all of them if that is `None`, and blocks until the new
+    /// objects are proven complete. Several handles of a log, whose numbers follow each other, become one. Not for use on an
+    /// executor's thread.
     ///
     /// # Errors
     /// Nothing was changed then, and all that was written is removed again; where that fails too, the error
-    /// [names it](CompactError::Leftovers).
+    /// [names it](CompactError::Leftovers). [`HandlesError::NotCovered`](crate::HandlesError::NotCovered) names key groups
+    /// that no handle is for, as [`Restore::reader`](crate::Restore::reader) does.
     pub fn compact(
         &mut self,
         handles: &[ChangelogHandle],
-        key_groups: KeyGroupRange,
+        key_groups: impl Into<Option<KeyGroupRange>>,
     ) -> Result<Compacted, CompactError> {
         let handles = join(handles)?;
-        let mut sources = self.sources(&handles, key_groups)?;
+        let mut sources = self.sources(&handles, key_groups.into())?;
         let driver = self.driver()?;
         let buckets = Buckets::open(&driver, &handles)?;
         let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
@@ -260,13 +266,26 @@ impl Compactor {
         Ok(Compacted { handles, stats, leftovers })
     }
 
+    /// Says which option cannot work.
+    fn check(&self) -> Result<(), OptionError> {
+        let Options { part_bytes, memory_bytes, .. } = self.options;
+        self.options.check_objects("timeout", "prefix")?;
+        must(PART_BYTES.contains(&part_bytes), "part_bytes", part_bytes, "16 KiB to 1 GiB")?;
+        let fits = self.options.memory_share() >= part_bytes;
+        must(fits, "memory_bytes", memory_bytes, "at least four times part_bytes")
+    }
+
     /// Checks the options, and gives the wanted logs in order.
     fn sources<'a>(
         &self,
         handles: &'a [ChangelogHandle],
-        key_groups: KeyGroupRange,
+        key_groups: Option<KeyGroupRange>,
     ) -> Result<Vec<Source<'a>>, CompactError> {
-        self.options.check()?;
+        self.check()?;
+        if let Some(wanted) = key_groups.filter(|_| !handles.is_empty()) {
+            check_covered(wanted, &union(handles))?;
+        }
+        let key_groups = key_groups.unwrap_or(KeyGroupRange::ALL);
         let mut sources: Vec<Source<'_>> = handles
             .iter()
             .enumerate()

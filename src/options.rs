@@ -375,20 +375,42 @@ impl Options {
         u32::try_from(self.local_bytes / self.segment_bytes).unwrap_or(u32::MAX)
     }
 
+    /// Says what cannot work of names of objects and of the time that they may take, by the names that these options have.
+    pub(crate) fn check_objects(
+        &self,
+        timeout: &'static str,
+        prefix: &'static str,
+    ) -> Result<(), OptionError> {
+        must(
+            !self.persist_timeout.is_zero(),
+            timeout,
+            format!("{:?}", self.persist_timeout),
+            "more than zero",
+        )?;
+        let sound = |part: &str| {
+            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '=' | '.');
+            !part.is_empty() && part.len() <= 240 && part.chars().all(plain) && !part.starts_with('.')
+        };
+        must(
+            self.name_prefix.is_empty()
+                || self.name_prefix.len() <= 512 && self.name_prefix.split('/').all(sound),
+            prefix,
+            &self.name_prefix,
+            "parts of letters, digits, '-', '_', '=' and '.' between '/', none beginning with '.', at most 512 bytes",
+        )?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        must(
+            (1..=64).contains(&self.group.len())
+                && self.group.chars().all(plain)
+                && !self.group.starts_with('.'),
+            "group",
+            &self.group,
+            "1 to 64 letters, digits, '-', '_' and '.', not beginning with '.'",
+        )
+    }
+
     /// Says what cannot work, before anything is touched.
     pub(crate) fn check(&self) -> Result<(), OptionError> {
-        fn must(
-            holds: bool,
-            option: &'static str,
-            value: impl ToString,
-            remedy: &str,
-        ) -> Result<(), OptionError> {
-            if holds {
-                Ok(())
-            } else {
-                Err(OptionError { option, value: value.to_string(), remedy: remedy.to_owned() })
-            }
-        }
         let mut seen = self.directories.clone();
         seen.sort();
         seen.dedup();
@@ -407,32 +429,7 @@ impl Options {
             format!("{:?}", self.buckets),
             "each bucket once, at most 64",
         )?;
-        must(
-            !self.persist_timeout.is_zero(),
-            "persist_timeout",
-            format!("{:?}", self.persist_timeout),
-            "more than zero",
-        )?;
-        let sound = |part: &str| {
-            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '=' | '.');
-            !part.is_empty() && part.len() <= 240 && part.chars().all(plain) && !part.starts_with('.')
-        };
-        must(
-            self.name_prefix.is_empty()
-                || self.name_prefix.len() <= 512 && self.name_prefix.split('/').all(sound),
-            "name_prefix",
-            &self.name_prefix,
-            "parts of letters, digits, '-', '_', '=' and '.' between '/', none beginning with '.', at most 512 bytes",
-        )?;
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        must(
-            (1..=64).contains(&self.group.len())
-                && self.group.chars().all(plain)
-                && !self.group.starts_with('.'),
-            "group",
-            &self.group,
-            "1 to 64 letters, digits, '-', '_' and '.', not beginning with '.'",
-        )?;
+        self.check_objects("persist_timeout", "name_prefix")?;
         must(
             self.lane_bytes.is_power_of_two() && (64 << 10..=64 * MIB).contains(&self.lane_bytes),
             "lane_bytes",
@@ -479,6 +476,20 @@ impl Options {
             self.value_bytes_max,
             "1 byte to a quarter of the memory budget, below 1 GiB",
         )
+    }
+}
+
+/// Refuses a value that cannot work.
+pub(crate) fn must(
+    holds: bool,
+    option: &'static str,
+    value: impl ToString,
+    remedy: &str,
+) -> Result<(), OptionError> {
+    if holds {
+        Ok(())
+    } else {
+        Err(OptionError { option, value: value.to_string(), remedy: remedy.to_owned() })
     }
 }
 

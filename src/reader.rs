@@ -32,7 +32,7 @@ pub(crate) use local::{LocalSite, Pin};
 use objects::{Asked, ObjectSource, PartRun, Rope, Unread};
 pub use restore::{HandlesError, Restore};
 use restore::{Item, Shared, cover};
-pub(crate) use restore::{LocalBlocks, Plan};
+pub(crate) use restore::{LocalBlocks, Plan, check_covered, union};
 
 /// Ranges of objects under way at once, or here and not handed out.
 const READ_AHEAD: usize = 16;

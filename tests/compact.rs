@@ -16,7 +16,7 @@ use bytes::Bytes;
 use hooked::{Hook, Hooked};
 use tidelog::{
     Change, ChangeKey, Changelog, ChangelogHandle, ChangelogReader, CompactError, Compactor, Compression,
-    Extent, KeyGroup, KeyGroupRange, Options, Piece, SequenceNumber, Sweeper,
+    Extent, HandlesError, KeyGroup, KeyGroupRange, Options, Piece, ReadError, SequenceNumber, Sweeper,
 };
 use tidelog_upload::sim::{Chances, SimStore};
 use tidelog_upload::{BoxFuture, Capabilities, Lane, Operation, Store, StoreError, StoreErrorKind};
@@ -213,7 +213,7 @@ fn handles_without_changes_or_wanted_groups() {
     };
     let old = [persist(groups(8..12), 3), persist(groups(0..4), 2), persist(groups(8..9), 0)];
     let mut compactor = compactor(&bucket);
-    let new = compactor.compact(&old, groups(6..11)).unwrap().handles;
+    let new = compactor.compact(&old, groups(8..11)).unwrap().handles;
     // In the order of the old ones, whatever that of the logs' ids is.
     let logs: Vec<_> =
         new.iter().map(|handle| (handle.log(), handle.key_groups(), handle.is_empty())).collect();
@@ -226,13 +226,74 @@ fn handles_without_changes_or_wanted_groups() {
     assert_eq!((none.stats.changes, none.handles[0].to()), (0, SequenceNumber(3)));
     assert!(read(&none.handles, groups(10..11)).is_empty());
 
-    let nothing = compactor.compact(&old[2..], ALL).unwrap();
+    let nothing = compactor.compact(&old[2..], None).unwrap();
     assert_eq!((nothing.stats.objects, nothing.handles.len()), (0, 1));
     assert!(compactor.compact(&[], ALL).unwrap().handles.is_empty());
+    for of_nothing in [&old[2..], &[]] {
+        assert!(!compactor.plan(of_nothing, None).unwrap().is_worthwhile());
+    }
+    // As readers do.
+    let before = common::objects(dir.path());
+    for (wanted, missing) in [
+        (groups(6..11), vec![groups(6..8)]),
+        (groups(0..14), vec![groups(4..8), groups(12..14)]),
+        (groups(5..7), vec![groups(5..7)]),
+    ] {
+        let refused = HandlesError::NotCovered { missing };
+        assert!(matches!(compactor.compact(&old, wanted), Err(CompactError::Handles(why)) if why == refused));
+        assert!(matches!(compactor.plan(&old, wanted), Err(CompactError::Handles(why)) if why == refused));
+        let read = ChangelogReader::open(&old, wanted).map(drop);
+        assert!(matches!(read, Err(ReadError::Handles(why)) if why == refused));
+    }
+    assert_eq!(common::objects(dir.path()), before);
+    let all = compactor.compact(&old, None).unwrap().handles;
+    assert_eq!(
+        all.iter().map(ChangelogHandle::key_groups).collect::<Vec<_>>(),
+        [8..12, 0..4, 8..9].map(groups)
+    );
     let twice = compactor.compact(&[old[0].clone(), old[0].clone()], ALL);
     assert!(matches!(twice, Err(CompactError::Apart { log, .. }) if log == old[0].log()));
-    let bad = Compactor::open(&bucket).unwrap().prefix("../x").compact(&old, ALL);
-    assert!(matches!(bad, Err(CompactError::Option(_))));
+    let least = Compactor::open(&bucket).unwrap().part_bytes(16 << 10).memory_bytes(64 << 10);
+    assert_eq!(least.group("least").compact(&old, None).unwrap().handles.len(), 3);
+}
+
+#[test]
+fn options_that_cannot_work_are_named_as_the_compactor_names_them() {
+    let compactor = || Compactor::open("memory://").unwrap();
+    for (option, mut bad) in [
+        ("prefix", compactor().prefix("../x")),
+        ("group", compactor().group("a/b")),
+        ("timeout", compactor().timeout(Duration::ZERO)),
+        ("part_bytes", compactor().part_bytes((16 << 10) - 1)),
+        ("part_bytes", compactor().part_bytes((1 << 30) + 1).memory_bytes(8 << 30)),
+        ("memory_bytes", compactor().memory_bytes((32 << 20) - 1)),
+    ] {
+        let Err(CompactError::Option(error)) = bad.compact(&[], None) else { panic!("{option} is taken") };
+        assert_eq!(error.option, option);
+        // It has none of these.
+        let said = error.to_string();
+        assert!(!["block", "lane", "director", "persist"].iter().any(|word| said.contains(word)), "{said}");
+    }
+}
+
+#[test]
+fn a_bucket_that_is_not_there_is_not_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let old = history(options(&home, &file_bucket(&home)), &mut Random(3), 1, 3);
+    std::fs::rename(home.join("bucket"), home.join("away")).unwrap();
+    let errors = [
+        Compactor::open(&file_bucket(&home)).unwrap_err().to_string(),
+        Compactor::open("memory://").unwrap().compact(&old, None).unwrap_err().to_string(),
+        ChangelogReader::open(&old, ALL).unwrap_err().to_string(),
+        Sweeper::open(&file_bucket(&home)).unwrap_err().to_string(),
+    ];
+    let why = format!("there is no directory {}", home.join("bucket").display());
+    assert!(errors.iter().all(|error| error.contains(&why)), "{errors:?}");
+    assert!(!home.join("bucket").exists());
+    std::fs::write(home.join("bucket"), "").unwrap();
+    let error = ChangelogReader::open(&old, ALL).unwrap_err().to_string();
+    assert!(error.contains("is not a directory"), "{error}");
 }
 
 /// As long as it fits into a part, a log is in one.

@@ -45,7 +45,7 @@ impl Growing {
 /// Writes every change at its cell's cursor.
 ///
 /// Writes may go up to seven bytes past a change. Within a changeset the next change overwrites them; past its end stands a
-/// checksum or a directory, which are written last, or the slack.
+/// checksum, which is written last, or the slack.
 pub(super) fn scatter(
     blocks: &[Block<'_>],
     plan: Plan<'_>,

@@ -8,6 +8,7 @@ use tidelog_upload::{DriverError, StoreError};
 use crate::error::ReadError;
 use crate::handle::{ChangelogHandle, HandleError};
 use crate::options::OptionError;
+use crate::reader::HandlesError;
 use crate::types::{LogId, SequenceNumber};
 
 /// What a change says of a key, for [`Compactor::last_value_by`](crate::Compactor::last_value_by).
@@ -80,9 +81,10 @@ impl CompactionPlan {
     /// it gives, unless it leaves out [superseded changes](crate::Compactor::last_value_by).
     #[must_use]
     pub fn is_worthwhile(&self) -> bool {
-        self.objects_after <= self.objects / 2
-            || self.runs_after <= self.runs / 2
-            || self.surviving_bytes <= self.object_bytes / 2
+        self.objects > 0
+            && (self.objects_after <= self.objects / 2
+                || self.runs_after <= self.runs / 2
+                || self.surviving_bytes <= self.object_bytes / 2)
     }
 }
 
@@ -118,6 +120,9 @@ pub enum CompactError {
         /// The log.
         log: LogId,
     },
+    /// The wanted key groups are not those that the handles are for.
+    #[error(transparent)]
+    Handles(#[from] HandlesError),
     /// What a handle names could not be read.
     #[error(transparent)]
     Read(#[from] ReadError),

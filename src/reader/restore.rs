@@ -71,7 +71,7 @@ pub enum HandlesError {
     },
     /// Key groups that are to be read are in no handle. A handle of an empty log counts.
     #[error(
-        "no handle is for key groups {}: give the handles of all writers, or read fewer key groups",
+        "no handle is for key groups {}: give the handles of all writers, or ask for fewer key groups",
         .missing.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     )]
     NotCovered {
@@ -86,8 +86,13 @@ pub enum HandlesError {
 /// directories of objects are fetched once, whichever readers ask for them, at most 64 MiB of each kept. A reader fetches
 /// the changes of its key groups only.
 ///
-/// The order of the logs is that of the handles; the handles of one log are read in the order of their numbers. Key groups
-/// of different logs may overlap, as those of a log that was restored and of the ones that go on from there.
+/// The order of the logs is that of the handles; the handles of one log are read in the order of their numbers.
+///
+/// **Key groups of different logs may overlap, and are read without a word**: first the changes of the log whose handle is
+/// given first, then those of the next one. That is how state goes on: the log of the writer that failed, then that of the
+/// one that was restored from it; after a rescaling several for one key group. Nothing in handles of unrelated writers, two
+/// jobs' for instance, tells them from these, so whoever keeps handles has to keep them apart. Two handles of *one* log
+/// that overlap are an [error](HandlesError::Overlap).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -196,9 +201,8 @@ impl Restore {
     /// # Errors
     /// [`HandlesError::NotCovered`] names the key groups that no handle is for: a lost handle does not go unnoticed.
     pub fn reader(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {
-        let missing = self.covered.as_ref().map_or_else(Vec::new, |covered| outside(key_groups, covered));
-        if !missing.is_empty() {
-            return Err(HandlesError::NotCovered { missing }.into());
+        if let Some(covered) = &self.covered {
+            check_covered(key_groups, covered)?;
         }
         Ok(ChangelogReader::new(Arc::clone(&self.shared), key_groups))
     }
@@ -349,8 +353,14 @@ fn in_order(handles: &[ChangelogHandle]) -> Result<Vec<&ChangelogHandle>, Handle
     Ok(first_of_log.flat_map(|log| logs[&log].clone()).collect())
 }
 
+/// Refuses key groups that are not in `covered`, which is in order and apart.
+pub(crate) fn check_covered(wanted: KeyGroupRange, covered: &[KeyGroupRange]) -> Result<(), HandlesError> {
+    let missing = outside(wanted, covered);
+    if missing.is_empty() { Ok(()) } else { Err(HandlesError::NotCovered { missing }) }
+}
+
 /// The key groups that handles are for, as few ranges, in order.
-fn union(handles: &[ChangelogHandle]) -> Vec<KeyGroupRange> {
+pub(crate) fn union(handles: &[ChangelogHandle]) -> Vec<KeyGroupRange> {
     let mut ranges: Vec<KeyGroupRange> = handles.iter().map(ChangelogHandle::key_groups).collect();
     ranges.sort_unstable_by_key(|range| (range.first(), range.last()));
     let mut union: Vec<KeyGroupRange> = Vec::new();
