@@ -2,20 +2,22 @@
 //!
 //! The work is the library's ([`tidelog::Compactor`]); here handles go in, and new ones come out.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use tidelog::{CompactError, CompactionPlan, CompactionStats, Compactor, KeyGroupRange};
+use tidelog::{CompactError, Compacted, CompactionPlan, CompactionStats, Compactor, KeyGroupRange};
 
 use crate::patience::Patience;
-use crate::places::check_bucket;
+use crate::write::outputs::Appended;
 use crate::{Failure, handles, parse_bytes, parse_key_groups, show};
 
 /// Rewrites what handles name into few large objects, and prints new handles, one for each log, a line as JSON.
 ///
-/// The new handles stand for the same records in the same order, of the wanted key groups. Put them in the place of the old
-/// ones, and keep them wherever live handles are kept: a sweep with --live-handles takes objects that none of these names for
-/// stray. The old handles and their objects stay as they were.
+/// The new handles stand for the same records, of the wanted key groups. `read` gives those of each log and key group in the
+/// order in which they were written, and the logs in the order of the handles; how key groups follow each other changes. Put
+/// the new handles in the place of the old ones, and keep them wherever live handles are kept: a sweep with --live-handles
+/// takes objects that none of these names for stray. The old handles and their objects stay as they were.
 ///
 /// All records stay, also those of a key that has newer ones. Neither handles nor objects say what --key was when they were
 /// written, or whether a record replaces an older one of its key, and with another key than then records would be lost without
@@ -35,7 +37,10 @@ pub struct CompactArgs {
     /// What the names begin with before the group.
     #[arg(long, value_name = "PREFIX", default_value = "")]
     name_prefix: String,
-    /// Only these key groups.
+    /// Writes the new handles to this file first, durably, and prints them then. It must be new or empty.
+    #[arg(long = "handles", value_name = "FILE", conflicts_with = "plan")]
+    new_handles: Option<PathBuf>,
+    /// Only these key groups, which the handles must be for.
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_key_groups)]
     key_groups: Option<KeyGroupRange>,
     /// About how large a part of the new objects is, in bytes (K, M, G).
@@ -50,15 +55,10 @@ pub struct CompactArgs {
 }
 
 pub fn run(args: CompactArgs) -> Result<(), Failure> {
-    check_bucket(&args.bucket).map_err(Failure::new)?;
     let mut old = Vec::new();
     for path in &args.handles {
         old.extend(handles::read(path).map_err(Failure::new)?);
     }
-    for (bucket, _) in old.iter().flat_map(|handle| handle.objects()) {
-        check_bucket(bucket).map_err(Failure::new)?;
-    }
-    let key_groups = args.key_groups.unwrap_or(KeyGroupRange::ALL);
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut compactor = Compactor::open(&args.bucket)?
         .group(&args.group)
@@ -66,18 +66,15 @@ pub fn run(args: CompactArgs) -> Result<(), Failure> {
         .part_bytes(bytes(args.part_bytes))
         .memory_bytes(bytes(args.memory_bytes));
     if args.plan {
-        let plan = compactor.plan(&old, key_groups)?;
+        let plan = compactor.plan(&old, args.key_groups)?;
         io::stdout().lock().write_all(plan_text(&plan).as_bytes())?;
         return Ok(());
     }
+    let file = args.new_handles.as_deref().map(new_file).transpose()?;
     let patience = Patience::new(format!("still writing to {}", args.bucket));
-    let made = compactor.compact(&old, key_groups)?;
+    let made = compactor.compact(&old, args.key_groups)?;
     drop(patience);
-    let mut out = io::stdout().lock();
-    for handle in &made.handles {
-        writeln!(out, "{}", handle.to_json())?;
-    }
-    out.flush()?;
+    give_out(&made, file)?;
     eprintln!("tidelog: {}", stats_text(&made.stats));
     if !made.leftovers.is_empty() {
         eprintln!(
@@ -87,6 +84,52 @@ pub fn run(args: CompactArgs) -> Result<(), Failure> {
         );
     }
     Ok(())
+}
+
+/// A file for the new handles. What is in it already stays alone: new handles and old ones do not go together.
+fn new_file(path: &Path) -> Result<Appended, Failure> {
+    let file = Appended::open(path)?;
+    if file.is_empty()? {
+        return Ok(file);
+    }
+    let path = path.display();
+    Err(Failure::Usage(format!("{path} holds something: --handles takes a file that is new or empty")))
+}
+
+/// Gives the new handles out: to the file durably, then to standard output.
+fn give_out(made: &Compacted, file: Option<Appended>) -> Result<(), Failure> {
+    let lines: String = made.handles.iter().map(|handle| handle.to_json() + "\n").collect();
+    let is_kept = file.is_some();
+    if let Some(mut file) = file {
+        file.append_durably(lines.as_bytes()).map_err(|failure| match failure {
+            Failure::Failed(why) => unnamed(&why, made),
+            other => other,
+        })?;
+    }
+    let mut out = io::stdout().lock();
+    match out.write_all(lines.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if !is_kept => Err(unnamed(&format!("cannot write the output: {error}"), made)),
+        // Whoever has the file can do without.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => {
+            Err(Failure::new(format!("cannot write the output: {error}; the file has the new handles")))
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+/// The new objects are there, and not all their handles could be given out.
+fn unnamed(why: &str, made: &Compacted) -> Failure {
+    let objects = made.handles.iter().flat_map(|handle| handle.objects());
+    let names: BTreeSet<String> = objects.map(|(bucket, name)| format!("{name} in {bucket}")).collect();
+    if names.is_empty() {
+        return Failure::new(why);
+    }
+    Failure::new(format!(
+        "{why}; these new objects are complete, but not all their handles were given out: {}; compact again, and remove these \
+         with `tidelog sweep`, their --group, and the --live-handles",
+        Vec::from_iter(names).join(", ")
+    ))
 }
 
 impl From<CompactError> for Failure {

@@ -3,7 +3,7 @@
 //! Owns when something is synced and when a checkpoint is taken. Reading the inputs is in `write/source.rs`, what others
 //! rely on afterwards in `write/outputs.rs`.
 
-mod outputs;
+pub mod outputs;
 mod source;
 
 use std::path::PathBuf;
@@ -43,6 +43,12 @@ pub struct WriteArgs {
     /// The log's name.
     #[arg(long, default_value = "records")]
     pub(crate) name: String,
+    /// The group: the last folder of the names of objects. One for each job, so that a sweep can tell them apart.
+    #[arg(long, default_value = "tidelog")]
+    pub(crate) group: String,
+    /// What the names of objects begin with before the group.
+    #[arg(long, value_name = "PREFIX", default_value = "")]
+    pub(crate) name_prefix: String,
     /// How records follow one another.
     #[arg(long, value_enum, default_value = "lines")]
     pub(crate) framing: Framing,
@@ -116,6 +122,8 @@ pub fn run(args: WriteArgs) -> Result<(), Failure> {
     let options = args
         .tuning
         .options(&args.places.buckets, &args.places.dirs)
+        .group(&args.group)
+        .name_prefix(&args.name_prefix)
         .append_wait_max(args.patience)
         .memory_bytes((4 * value_bytes_max).max(256 << 20))
         .value_bytes_max(value_bytes_max);

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Home, fails, files_below, flights, stderr, stdout, succeeds, tidelog_with};
+use std::fs::{self, OpenOptions};
+
+use common::{Home, fails, files_below, flights, stderr, stdout, succeeds, tidelog, tidelog_with};
 
 #[test]
 fn new_handles_give_the_same_records_from_one_object() {
@@ -46,7 +48,66 @@ fn what_cannot_be_compacted_is_said() {
     fails(&tidelog_with(&["compact", &bucket]), 2, &["HANDLES"]);
     fails(&tidelog_with(&["compact", &bucket, &handles, &handles]), 2, &["do not follow each other"]);
     fails(&tidelog_with(&["compact", &bucket, &handles, "--part-bytes", "1"]), 2, &["part_bytes"]);
-    fails(&tidelog_with(&["compact", "file:///no/such/bucket", &handles]), 1, &["no such directory"]);
-    std::fs::remove_dir_all(home.path("bucket").join("tidelog")).unwrap();
+    fails(&tidelog_with(&["compact", "file:///no/such/bucket", &handles]), 1, &["there is no directory"]);
+    // As read refuses them.
+    let elsewhere = ["--key-groups", "200-300"];
+    for command in [&["compact", &bucket][..], &["compact", &bucket, "--plan"], &["read"]] {
+        let refused = tidelog_with(&[command, &[&*handles], &elsewhere].concat());
+        fails(&refused, 1, &["no handle is for key groups 200-300"]);
+        assert_eq!(stdout(&refused), "");
+    }
+    let none = home.put("none", "");
+    assert!(
+        stdout(&succeeds(tidelog_with(&["compact", &bucket, &none, "--plan"])))
+            .ends_with("\nnot worthwhile\n")
+    );
+    fs::remove_dir_all(home.path("bucket").join("tidelog")).unwrap();
     fails(&tidelog_with(&["compact", &bucket, &handles]), 1, &["no such object"]);
+}
+
+/// What was made is named by handles that somebody has, or else by an error.
+#[test]
+fn new_objects_are_never_left_without_a_word() {
+    let home = Home::new();
+    let old = home.keep("old", &succeeds(home.write(&[], "one\ntwo\n")));
+    let (bucket, folder) = (home.bucket(), home.path("bucket/compact"));
+    let compact = |more: &[&str]| {
+        let mut command = tidelog();
+        command.args(["compact", &bucket, &old, "--group", "compact"]).args(more);
+        command
+    };
+    let full = || OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let made = || files_below(&folder).pop().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+
+    let failed = compact(&[]).stdout(full()).output().unwrap();
+    let named = format!("compact/{} in {bucket}", made());
+    fails(&failed, 1, &["cannot write the output", &named, "tidelog sweep"]);
+    fs::remove_dir_all(&folder).unwrap();
+    let failed = compact(&["--handles", "/dev/full"]).output().unwrap();
+    let named = format!("compact/{} in {bucket}", made());
+    fails(&failed, 1, &["cannot append to /dev/full", &named]);
+    assert_eq!(stdout(&failed), "");
+    fs::remove_dir_all(&folder).unwrap();
+    // Nobody reads.
+    let mut closed = compact(&[])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(closed.stdout.take());
+    let failed = closed.wait_with_output().unwrap();
+    fails(&failed, 1, &[&format!("compact/{} in {bucket}", made())]);
+
+    // Whoever has the file has the handles.
+    let new = home.text("new");
+    let failed = compact(&["--handles", &new]).stdout(full()).output().unwrap();
+    fails(&failed, 1, &["the file has the new handles"]);
+    let records = |handles: &str| stdout(&succeeds(tidelog_with(&["read", handles])));
+    assert_eq!(records(&new), records(&old));
+    let before = files_below(&folder);
+    fails(&compact(&["--handles", &new]).output().unwrap(), 2, &["new or empty"]);
+    assert_eq!(files_below(&folder), before, "nothing was made");
+    let other = home.text("other");
+    let done = succeeds(compact(&["--handles", &other]).output().unwrap());
+    assert_eq!(stdout(&done), fs::read_to_string(&other).unwrap());
 }

@@ -198,3 +198,13 @@ fn a_reader_that_stops_early_is_no_error() {
     assert_eq!(stdout(&output), records + "0\n");
     assert_eq!(stderr(&output), "");
 }
+
+#[test]
+fn objects_stand_in_the_folders_that_were_asked_for() {
+    let home = Home::new();
+    let written = home.write(&["--group", "orders", "--name-prefix", "team/jobs"], "a record\n");
+    let handles = home.keep("handles", &succeeds(written));
+    assert!(home.only_file("bucket").starts_with(home.path("bucket/team/jobs/orders")));
+    assert_eq!(stdout(&succeeds(tidelog_with(&["read", &handles]))), "a record\n");
+    fails(&home.write(&["--group", "a/b"], ""), 2, &["option group"]);
+}

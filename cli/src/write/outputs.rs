@@ -1,4 +1,4 @@
-//! What `write` leaves for others to rely on: handles, and acknowledgements.
+//! What `write` leaves for others to rely on: handles, and acknowledgements. Other commands append to files in the same way.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, OpenOptions};
@@ -113,20 +113,36 @@ impl Acknowledgements {
     }
 }
 
+/// A file that is appended to.
 #[derive(Debug)]
-struct Appended {
+pub struct Appended {
     path: PathBuf,
     file: File,
 }
 
 impl Appended {
-    fn open(path: &Path) -> Result<Appended, Failure> {
+    /// Opens the file, or makes it.
+    ///
+    /// # Errors
+    /// It cannot be appended to.
+    pub fn open(path: &Path) -> Result<Appended, Failure> {
         let failed = |error| Failure::new(format!("cannot append to {}: {error}", path.display()));
         let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // The file may be new: its name has to survive as well.
         File::open(parent).and_then(|parent| parent.sync_all()).map_err(failed)?;
         Ok(Appended { path: path.to_owned(), file })
+    }
+
+    /// Whether nothing is in it.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    pub fn is_empty(&self) -> Result<bool, Failure> {
+        let data = self.file.metadata();
+        let data =
+            data.map_err(|error| Failure::new(format!("cannot read {}: {error}", self.path.display())))?;
+        Ok(data.len() == 0)
     }
 
     /// The handles in the file; what a crash left of one more is cut off.
@@ -156,7 +172,11 @@ impl Appended {
             .map_err(|error| Failure::new(format!("cannot append to {}: {error}", self.path.display())))
     }
 
-    fn append_durably(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    /// Appends bytes that survive a power cut after that.
+    ///
+    /// # Errors
+    /// The file cannot be written; some of the bytes may be there.
+    pub fn append_durably(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.append(bytes)?;
         self.file
             .sync_data()
