@@ -50,7 +50,7 @@ const _: () = assert!(OBJECT_OPEN_MAX.as_secs() * 2 <= ALIVE_MAX.as_secs());
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
-/// # let bucket = format!("file://{}", dir.path().join("bucket").display());
+/// # let bucket = format!("file://{}", dir.path().display());
 /// use std::time::{Duration, SystemTime};
 /// use tidelog::Sweeper;
 ///
