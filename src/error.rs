@@ -335,6 +335,23 @@ pub enum PersistError {
         /// The name of the first such object.
         object: String,
     },
+    /// The changes are in more objects than a handle can name: 65,536, fewer where their names or pieces are very many bytes.
+    /// A log gets there that is not truncated for as many checkpoints; at half of that there is a warning.
+    #[error(
+        "the changes of log {log} from {from} on are in {objects} objects, more than a handle can name: take a snapshot of \
+         what they led to, truncate the log to {to} or further, and persist from there; to compact handles does not help, \
+         since the log goes on from its own objects"
+    )]
+    TooManyObjects {
+        /// The log.
+        log: LogId,
+        /// The first number asked for.
+        from: SequenceNumber,
+        /// From this number on a handle is half full: a persist from there succeeds.
+        to: SequenceNumber,
+        /// How many objects hold the changes that were asked for.
+        objects: usize,
+    },
     /// A block could not be read back, or was damaged on the local disk.
     #[error("changes of the checkpoint cannot be read back from the local disk: {what}")]
     ReadBack {
@@ -365,6 +382,7 @@ impl PersistError {
             PersistError::OutOfRange { .. }
             | PersistError::Lost { .. }
             | PersistError::Released { .. }
+            | PersistError::TooManyObjects { .. }
             | PersistError::ReadBack { .. }
             | PersistError::Forked(_)
             | PersistError::Closed => false,

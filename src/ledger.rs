@@ -21,12 +21,15 @@ use tidelog_io::segment::Journal;
 use crate::checkpoint::Request;
 use crate::device::lock;
 use crate::error::PersistError;
-use crate::handle::{ChangelogHandle, Extent};
+use crate::handle::{ChangelogHandle, EXTENTS_MAX, Extent, HANDLE_BYTES_MAX, HANDLE_PIECES_MAX};
 use crate::manifest::{LogExtent, LogState, ManifestRecord, ManifestState};
 use crate::types::{LogId, SequenceNumber};
 
 /// A manifest that has grown to this many bytes beyond its last rewriting is rewritten when it has also doubled.
 const GROWTH_BYTES: u64 = 1 << 20;
+
+/// The most bytes that an extent, or a piece, takes in a handle beside names.
+const FIELDS_BYTES_MAX: usize = 64;
 
 /// The manifest of one directory.
 pub(crate) struct Ledger {
@@ -47,6 +50,8 @@ struct Inner {
     /// Released holders of which the file may not know that.
     unforgotten: BTreeSet<String>,
     detached: Option<Detached>,
+    /// Logs of which it was said that their handles become too long.
+    long: BTreeSet<LogId>,
 }
 
 /// What the file says for ever, since nothing newer is written to it any more.
@@ -80,6 +85,7 @@ impl Ledger {
             unwritten: BTreeSet::new(),
             unforgotten: BTreeSet::new(),
             detached: None,
+            long: BTreeSet::new(),
         };
         Ledger { inner: Mutex::new(inner) }
     }
@@ -92,7 +98,7 @@ impl Ledger {
     /// The handle for a request, from what is known of completed objects.
     pub fn handle(&self, request: &Request) -> Result<ChangelogHandle, PersistError> {
         let Request { log, from, to, .. } = *request;
-        let inner = lock(&self.inner);
+        let mut inner = lock(&self.inner);
         if let (Some(detached), Some(known)) = (&inner.detached, inner.state.logs().get(&log))
             && let Some(doomed) =
                 overlapping(known, from, to).find(|extent| detached.uploads.contains(&extent.object))
@@ -100,7 +106,20 @@ impl Ledger {
             let source = Arc::new(io::Error::other("the directory went out of service before"));
             return Err(PersistError::Manifest { object: doomed.object.clone(), source });
         }
-        handle_in(&inner.state, log, from, to)
+        let handle = handle_in(&inner.state, log, from, to)?;
+        if let Some(to) = half_from(handle.extents())
+            && inner.long.insert(log)
+        {
+            tracing::warn!(
+                log = %log,
+                name = handle.name(),
+                objects = handle.extents().len(),
+                %to,
+                "the handles of a log name half as many objects as they can: take a snapshot and truncate it to this number or \
+                 further; at the limit its persists from below fail"
+            );
+        }
+        Ok(handle)
     }
 
     /// Whether objects hold all that a request asks for, or nobody can say any more.
@@ -242,8 +261,25 @@ pub(crate) fn handle_in(
     if let Some((range, object)) = released_in(state, log, from, to) {
         return Err(PersistError::Released { log, from: range.start, to: range.end, object });
     }
-    ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents_in(state, log, from, to))
-        .map_err(|_| PersistError::OutOfRange { log, from, start: known.truncated, end: to })
+    let extents = extents_in(state, log, from, to);
+    let (objects, half_from) = (extents.len(), half_from(&extents));
+    ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents).map_err(|_| match half_from {
+        Some(to) => PersistError::TooManyObjects { log, from, to, objects },
+        None => PersistError::OutOfRange { log, from, start: known.truncated, end: to },
+    })
+}
+
+/// The first change from which on the extents fill a handle by half at most, if all of them are more than that.
+fn half_from(extents: &[Extent]) -> Option<SequenceNumber> {
+    let (mut count, mut pieces, mut bytes) = (0, 0, 0);
+    let over = extents.iter().rposition(|extent| {
+        count += 1;
+        pieces += extent.pieces.len();
+        let names = extent.pieces.iter().map(|piece| FIELDS_BYTES_MAX + piece.object.len());
+        bytes += FIELDS_BYTES_MAX + names.sum::<usize>();
+        count > EXTENTS_MAX / 2 || pieces > HANDLE_PIECES_MAX / 2 || bytes > HANDLE_BYTES_MAX / 2
+    })?;
+    Some(extents[over].end)
 }
 
 /// What completed objects hold of the changes `[from, to)` of `log`: sorted, with holes where they hold nothing.
@@ -288,7 +324,8 @@ fn overlapping(
     from: SequenceNumber,
     to: SequenceNumber,
 ) -> impl Iterator<Item = &LogExtent> {
-    known.extents.iter().filter(move |extent| from < to && extent.first < to && extent.end > from)
+    let first = known.extents.partition_point(|extent| extent.end <= from);
+    known.extents[first..].iter().take_while(move |extent| from < to && extent.first < to)
 }
 
 impl Inner {
@@ -360,5 +397,86 @@ impl Journal for LedgerJournal {
 
     fn cut(&mut self, epoch_below: u64, number: u64) -> io::Result<()> {
         self.ledger.record(vec![ManifestRecord::Cut { epoch_below, number }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidelog_io::sim::SimWorld;
+
+    use super::*;
+    use crate::manifest::{CompletedObject, LogRange};
+    use crate::piece::Piece;
+    use crate::types::KeyGroupRange;
+
+    const LOG: LogId = LogId(1);
+
+    /// A log with one change in each of so many objects.
+    fn ledger(objects: u64) -> Ledger {
+        let created =
+            ManifestRecord::LogCreated { log: LOG, name: "log".into(), key_groups: KeyGroupRange::ALL };
+        let completed = |number: u64| {
+            let object = format!("tidelog/{number:08}-0000000000000007");
+            let piece = Piece { bucket: "memory://".into(), object: object.clone(), offset: 0, bytes: 100 };
+            let range = LogRange { log: LOG, first: SequenceNumber(number), end: SequenceNumber(number + 1) };
+            let (pieces, footer, ranges) = (vec![piece], 90..100, vec![range]);
+            CompletedObject { object, token: number, pieces, footer, blocks_end: number + 1, ranges }
+        };
+        let mut state = ManifestState::default();
+        state.apply(created).unwrap();
+        for number in 0..objects {
+            state.apply(ManifestRecord::ObjectCompleted(completed(number))).unwrap();
+        }
+        let manifest = Manifest::create(SimWorld::new(1).files(), 5).unwrap();
+        Ledger::new(state, manifest)
+    }
+
+    fn handle(ledger: &Ledger, from: u64, to: u64) -> Result<ChangelogHandle, PersistError> {
+        let (from, to) = (SequenceNumber(from), SequenceNumber(to));
+        let asked_at = std::time::Instant::now();
+        ledger.handle(&Request { log: LOG, device: 0, from, to, asked_at, end: None })
+    }
+
+    #[test]
+    fn changes_in_more_objects_than_a_handle_can_name_are_refused_with_a_number_to_go_on_from() {
+        let max = EXTENTS_MAX as u64;
+        let ledger = ledger(max + 1);
+        assert_eq!(handle(&ledger, 0, max).unwrap().extents().len(), EXTENTS_MAX);
+        let error = handle(&ledger, 0, max + 1).unwrap_err();
+        let PersistError::TooManyObjects { log: LOG, from: SequenceNumber(0), to, objects } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((to, objects), (SequenceNumber(max / 2 + 1), EXTENTS_MAX + 1));
+        let text = error.to_string();
+        assert!(text.contains("truncate the log to 32769") && !error.is_retryable(), "{text}");
+        let rest = handle(&ledger, to.0, max + 1).unwrap();
+        assert_eq!((rest.extents().len(), half_from(rest.extents())), (EXTENTS_MAX / 2, None));
+    }
+
+    #[test]
+    fn a_log_whose_handles_become_too_long_is_warned_of_once_at_half() {
+        let half = EXTENTS_MAX as u64 / 2;
+        let ledger = ledger(half + 2);
+        let told = |ledger: &Ledger| lock(&ledger.inner).long.contains(&LOG);
+        handle(&ledger, 0, half).unwrap();
+        handle(&ledger, 2, half + 2).unwrap();
+        assert!(!told(&ledger));
+        handle(&ledger, 1, half + 2).unwrap();
+        assert!(told(&ledger));
+    }
+
+    #[test]
+    fn names_count_as_objects_do() {
+        let extent = |number: u64| Extent {
+            pieces: vec![Piece { bucket: "b".into(), object: "x".repeat(1000), offset: 0, bytes: 9 }; 4],
+            footer: 1..2,
+            token: number,
+            first: SequenceNumber(number),
+            end: SequenceNumber(number + 1),
+        };
+        let extents: Vec<Extent> = (0..4_000).map(extent).collect();
+        let fit = (HANDLE_BYTES_MAX / 2 / (4 * 1_064 + 64)) as u64;
+        assert_eq!(half_from(&extents), Some(SequenceNumber(4_000 - fit)));
+        assert_eq!(half_from(&extents[(4_000 - fit) as usize..]), None);
     }
 }
