@@ -161,7 +161,7 @@ pub(crate) enum Event {
         object: String,
         outcome: Result<(), StoreError>,
     },
-    /// Answer when no request waits, and with `deletions` when no deletion is under way, either.
+    /// No writer asks any more. Answer when no request waits, and with `deletions` when no deletion is under way, either.
     Quiesce {
         deletions: bool,
         resolver: Resolver<()>,
@@ -414,7 +414,11 @@ impl Uploader {
                     self.sweeps.push((now + SWEEP_DELAY, object));
                 }
             },
-            Event::Quiesce { deletions, resolver } => self.quiesce.push((deletions, resolver)),
+            Event::Quiesce { deletions, resolver } => {
+                // Intake is shut: nobody can join those who have asked.
+                self.writers.clear();
+                self.quiesce.push((deletions, resolver));
+            }
             Event::Exit => {
                 // Without it a power cut may still take what was written.
                 if self.parts.options.durability == Durability::Power {

@@ -1,6 +1,7 @@
 //! What uploads must not do to others: make them wait, take their memory, send or leave what nobody needs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
@@ -91,6 +92,22 @@ fn who_leaves_or_is_too_late_keeps_nobody_waiting_who_shares_the_object() {
     let handle = machine.within(&changelog, SECOND, patient).expect("in time").unwrap();
     assert_eq!(machine.values(&handle), [b"one".to_vec()]);
     assert_eq!(machine.objects().len(), 1);
+}
+
+/// Intake is shut then: nobody can join those who have asked.
+#[test]
+fn a_close_does_not_wait_for_writers_that_cannot_ask_any_more() {
+    let machine = Machine::new(1);
+    let changelog = machine.open(machine.options().batch_delay(100 * SECOND));
+    let [mut asks, _silent] = ["asks", "silent"].map(|name| writer(&changelog, name));
+    asks.append(KeyGroup(1), b"one").unwrap();
+    let persist = asks.persist_durably(ZERO);
+    machine.pass(&changelog, SECOND);
+    let persist = persist.wait_timeout(Duration::ZERO).expect_err("the other one may still ask");
+    changelog.close(2 * SECOND).unwrap();
+    assert!(machine.micros.load(Ordering::Relaxed) < 50_000_000, "it did not wait");
+    let handle = persist.wait_timeout(Duration::ZERO).expect("answered before the close").unwrap();
+    assert_eq!(machine.values(&handle), [b"one".to_vec()]);
 }
 
 #[test]
