@@ -1,14 +1,15 @@
 //! What is kept and what may go: truncations, closed logs, objects without readers, segments without needed blocks.
 //!
 //! Every decision is recorded in the ledgers before it is carried out. Whether a segment's use may end is computed in
-//! retention.rs; what an object holds is told by the uploader; who needs objects besides logs is in custody/holds.rs, how
-//! many bytes they may have in custody/quota.rs.
+//! retention.rs; what an object holds is told by the uploader; who needs objects besides logs is in custody/holds.rs, which
+//! of them go in custody/freed.rs, how many bytes they may have in custody/quota.rs.
 //!
 //! Invariants:
 //! 1. A truncation never passes the start of a persist request that is not answered.
 //! 2. An object is deleted when no log and no holder of any ledger needs it, unless it was handed over, and named in one
 //!    deletion at a time.
 
+mod freed;
 mod holds;
 mod quota;
 
@@ -144,6 +145,8 @@ pub(crate) struct Custody {
     asked: HashMap<LogId, SequenceNumber>,
     closed: BTreeMap<LogId, ClosedLog>,
     deleting: BTreeSet<String>,
+    /// Objects of which a reference went since they were last looked at.
+    freed: BTreeSet<String>,
     /// Objects that are about to be handed over: meanwhile they are not deleted.
     pinned: BTreeSet<String>,
     quota: Quota,
@@ -158,9 +161,12 @@ impl Custody {
             asked: HashMap::new(),
             closed: BTreeMap::new(),
             deleting: BTreeSet::new(),
+            freed: BTreeSet::new(),
             pinned: BTreeSet::new(),
             quota: Quota::new(object_bytes_max),
         };
+        custody.free_all();
+        custody.count_all();
         custody.measure();
         custody
     }
@@ -230,26 +236,25 @@ impl Custody {
     /// [`deleted`](Self::deleted).
     pub fn tidy(&mut self, needed_from: impl Fn(LogId) -> Option<SequenceNumber>) -> Vec<CompletedObject> {
         let mut records: Vec<Vec<ManifestRecord>> = vec![Vec::new(); self.holdings.len()];
-        let holdings = &self.holdings;
+        let (holdings, freed) = (&self.holdings, &mut self.freed);
         self.wanted.retain(|log, (device, wanted)| {
-            let Some(truncated) =
-                holdings[*device].ledger.read(|state| state.logs().get(log).map(|log| log.truncated))
-            else {
-                return false;
-            };
             let to = needed_from(*log).map_or(*wanted, |needed| needed.min(*wanted));
-            if to > truncated {
-                records[*device].push(ManifestRecord::LogTruncated { log: *log, to });
-            }
-            to < *wanted
+            holdings[*device].ledger.read(|state| {
+                let Some(known) = state.logs().get(log) else { return false };
+                if to > known.truncated {
+                    records[*device].push(ManifestRecord::LogTruncated { log: *log, to });
+                    let spent = known.extents.iter().take_while(|extent| extent.end <= to);
+                    freed.extend(spent.map(|extent| extent.object.clone()));
+                }
+                to < *wanted
+            })
         });
         for (device, records) in records.into_iter().enumerate() {
             self.record(device, records);
         }
         self.forget(needed_from);
-        self.forget_spent();
         self.measure();
-        self.take_unreferenced()
+        self.take_unneeded()
     }
 
     /// Forgets closed logs of which nothing is left.
@@ -272,32 +277,6 @@ impl Custody {
         }
     }
 
-    /// Objects that nobody needs, and that are not being deleted yet.
-    fn take_unreferenced(&mut self) -> Vec<CompletedObject> {
-        // What is not durably recorded must not have an effect.
-        let settled: Vec<bool> =
-            self.holdings.iter().map(|holding| holding.ledger.settle().is_ok()).collect();
-        let mut objects: BTreeMap<String, CompletedObject> = BTreeMap::new();
-        for holding in &self.holdings {
-            holding.ledger.read(|state| {
-                let unreferenced = state.unreferenced_objects();
-                objects.extend(unreferenced.map(|object| (object.object.clone(), object.clone())));
-            });
-        }
-        objects.retain(|name, _| {
-            let needed = self.holdings.iter().zip(&settled).any(|(holding, settled)| {
-                let ledger = &holding.ledger;
-                let needed = ledger.read(|state| {
-                    let known = state.objects().contains_key(name);
-                    state.needs(name) || known && !settled
-                });
-                needed || ledger.relies_on(name)
-            });
-            !needed && !self.pinned.contains(name) && self.deleting.insert(name.clone())
-        });
-        objects.into_values().collect()
-    }
-
     /// Whether an object is being deleted.
     pub fn is_deleting(&self) -> bool {
         !self.deleting.is_empty()
@@ -307,14 +286,16 @@ impl Custody {
     pub fn deleted(&mut self, object: &str, gone: bool) {
         self.deleting.remove(object);
         if !gone {
+            self.freed.insert(object.to_owned());
             return;
         }
-        self.quota.stale();
+        let before = self.owned([object]);
         for device in 0..self.holdings.len() {
             if self.holdings[device].ledger.read(|state| state.objects().contains_key(object)) {
                 self.record(device, vec![ManifestRecord::ObjectDeleted { object: object.to_owned() }]);
             }
         }
+        self.count_again(before, [object]);
     }
 
     /// Records that `object` is complete, with those of the `ranges` whose logs still exist.
@@ -335,8 +316,13 @@ impl Custody {
         if ranges.is_empty() && !upload_is_here {
             return Ok(());
         }
-        self.quota.stale();
-        ledger.record(ManifestRecord::completed(CompletedObject { ranges, ..object.clone() }))
+        let name = object.object.as_str();
+        let before = self.owned([name]);
+        let recorded = ledger.record(ManifestRecord::completed(CompletedObject { ranges, ..object.clone() }));
+        self.count_again(before, [name]);
+        // Meanwhile all of it may have been truncated.
+        self.freed.insert(name.to_owned());
+        recorded
     }
 
     /// Whether what was recorded is durable on every device, after another attempt where it was not.

@@ -393,7 +393,7 @@ impl Uploader {
                 if self.unwanted.remove(&object) || leftovers {
                     self.sweeps.push((now + SWEEP_DELAY, object));
                 } else {
-                    self.settled(&object);
+                    self.parts.custody.settled(&object);
                 }
             }
             Event::Deleted { object, outcome } => {

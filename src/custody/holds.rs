@@ -77,8 +77,11 @@ impl Custody {
         for (object, named) in &objects {
             self.check_left_to(object, named)?;
         }
-        self.quota.stale();
-        self.hold(holder, &objects, true)
+        let names = || objects.keys().map(String::as_str);
+        let before = self.owned(names());
+        let outcome = self.hold(holder, &objects, true);
+        self.count_again(before, names());
+        outcome
     }
 
     /// Lets go of all that `holder` has. What nobody needs then is offered for deletion by the next
@@ -86,10 +89,15 @@ impl Custody {
     ///
     /// # Errors
     /// See [`ReleaseError`].
-    pub fn release(&self, holder: &str) -> Result<(), ReleaseError> {
+    pub fn release(&mut self, holder: &str) -> Result<(), ReleaseError> {
         let mut outcome = Ok(());
         for holding in &self.holdings {
-            let released = if holding.ledger.read(|state| state.holders().contains_key(holder)) {
+            let held = holding.ledger.read(|state| {
+                let held = state.holders().get(holder)?;
+                Some(held.keys().cloned().collect::<Vec<String>>())
+            });
+            let released = if let Some(held) = held {
+                self.freed.extend(held);
                 let holder = holder.to_owned();
                 holding.ledger.record(vec![ManifestRecord::HolderReleased { holder }])
             } else {
@@ -102,17 +110,6 @@ impl Custody {
         match self.holdings.iter().find(|holding| holding.ledger.recalls(holder)) {
             Some(holding) => Err(ReleaseError::OutOfService { directory: holding.directory.clone() }),
             None => Ok(()),
-        }
-    }
-
-    /// Forgets what was handed over and is of no concern any more.
-    pub(super) fn forget_spent(&self) {
-        for holding in &self.holdings {
-            let spent = holding.ledger.read(|state| state.spent_objects().map(str::to_owned).collect());
-            let spent: Vec<String> = spent;
-            for object in spent {
-                holding.ledger.note(ManifestRecord::ObjectDeleted { object });
-            }
         }
     }
 

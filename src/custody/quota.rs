@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::Custody;
-use crate::manifest::CompletedObject;
+use crate::manifest::{CompletedObject, ManifestState};
 use crate::types::LogId;
 
 /// The share of the quota at which there is an alarm, in percent.
@@ -14,23 +14,33 @@ const ALARM_PERCENT: u64 = 80;
 /// How many logs an alarm names.
 const LOGS_NAMED: usize = 3;
 
+/// How many objects, and how many bytes they have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Owned {
+    objects: u64,
+    bytes: u64,
+}
+
+impl Owned {
+    fn add(&mut self, bytes: u64) {
+        self.objects += 1;
+        self.bytes += bytes;
+    }
+}
+
 /// The quota, and what was last told of it.
 #[derive(Debug)]
 pub(super) struct Quota {
     max: Option<u64>,
     alarmed: bool,
-    /// Objects came or went since it was measured.
+    owned: Owned,
+    /// Objects came or went since it was told.
     stale: bool,
 }
 
 impl Quota {
     pub(super) fn new(max: Option<u64>) -> Quota {
-        Quota { max, alarmed: false, stale: true }
-    }
-
-    /// Objects came or went.
-    pub(super) fn stale(&mut self) {
-        self.stale = true;
+        Quota { max, alarmed: false, owned: Owned::default(), stale: true }
     }
 
     /// Whether so many bytes are worth an alarm.
@@ -40,16 +50,48 @@ impl Quota {
 }
 
 impl Custody {
-    /// Looks at how much the objects take, if that may have changed: tells it, and refuses or accepts appends.
+    /// Counts what was there before this use of the directories.
+    pub(super) fn count_all(&mut self) {
+        self.quota.owned = self.owned_by_all();
+    }
+
+    fn owned_by_all(&self) -> Owned {
+        let mut owned = Owned::default();
+        self.each_owned(|object| owned.add(object.object_bytes()));
+        owned
+    }
+
+    /// What of these objects counts now.
+    pub(super) fn owned<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Owned {
+        let mut owned = Owned::default();
+        for name in names {
+            let bytes = |state: &ManifestState| {
+                let ours = state.objects().get(name).filter(|_| !state.is_handed_over(name));
+                ours.map(CompletedObject::object_bytes)
+            };
+            if let Some(bytes) = self.holdings.iter().find_map(|holding| holding.ledger.read(bytes)) {
+                owned.add(bytes);
+            }
+        }
+        owned
+    }
+
+    /// Something happened to these objects, of which `before` counted.
+    pub(super) fn count_again<'a>(&mut self, before: Owned, names: impl IntoIterator<Item = &'a str>) {
+        let now = self.owned(names);
+        let Quota { owned, stale, .. } = &mut self.quota;
+        owned.objects = owned.objects - before.objects + now.objects;
+        owned.bytes = owned.bytes - before.bytes + now.bytes;
+        *stale |= before != now;
+    }
+
+    /// Tells how much the objects take, if that has changed, and refuses or accepts appends.
     pub(super) fn measure(&mut self) {
+        debug_assert!(!self.are_few() || self.quota.owned == self.owned_by_all());
         if !std::mem::take(&mut self.quota.stale) {
             return;
         }
-        let (mut objects, mut bytes) = (0_u64, 0_u64);
-        self.each_owned(|object| {
-            objects += 1;
-            bytes += object.object_bytes();
-        });
+        let Owned { objects, bytes } = self.quota.owned;
         let directory = || self.holdings[0].directory.display().to_string();
         let alarm = self.quota.alarms(bytes);
         metrics::gauge!("tidelog_owned_object_bytes", "directory" => directory()).set(bytes as f64);

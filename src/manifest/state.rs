@@ -284,9 +284,14 @@ impl ManifestState {
 
     /// The objects that were handed over and of which nothing has to be remembered any more, by name.
     pub fn spent_objects(&self) -> impl Iterator<Item = &str> {
+        self.handed_over.iter().filter(|object| self.is_spent(object)).map(String::as_str)
+    }
+
+    /// Whether the object was handed over and nothing of it has to be remembered any more.
+    #[must_use]
+    pub fn is_spent(&self, object: &str) -> bool {
         // While its upload is not settled, its pieces must be known: all else of that name is swept.
-        let spent = |object: &&String| !self.needs(object) && !self.uploads.contains_key(*object);
-        self.handed_over.iter().filter(spent).map(String::as_str)
+        self.is_handed_over(object) && !self.needs(object) && !self.uploads.contains_key(object)
     }
 
     /// Whether a log or a holder needs the object, as far as is known here.

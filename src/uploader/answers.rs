@@ -13,7 +13,7 @@ use crate::checkpoint::{Request, RequestId};
 use crate::device::lock;
 use crate::error::{PersistError, RegisterError};
 use crate::handle::ChangelogHandle;
-use crate::manifest::{CompletedObject, ManifestRecord};
+use crate::manifest::CompletedObject;
 use crate::piece::Piece;
 use crate::types::LogId;
 
@@ -64,13 +64,13 @@ impl Uploader {
     }
 
     /// Nothing is left of an upload in the buckets that are open now.
-    pub(super) fn swept(&self, object: &str) {
+    pub(super) fn swept(&mut self, object: &str) {
         let named = |holding: &Holding| {
             holding.ledger.read(|state| state.uploads().get(object).map(|upload| upload.buckets.clone()))
         };
         let buckets = self.parts.custody.holdings.iter().filter_map(named).flatten();
         match buckets.into_iter().find(|bucket| self.bucket(bucket).is_none()) {
-            None => self.settled(object),
+            None => self.parts.custody.settled(object),
             Some(bucket) => tracing::warn!(
                 object,
                 bucket = &*bucket,
@@ -81,15 +81,6 @@ impl Uploader {
 
     pub(super) fn bucket(&self, url: &str) -> Option<BucketIndex> {
         self.parts.buckets.iter().position(|bucket| **bucket == *url).map(BucketIndex)
-    }
-
-    /// Notes that nothing is left of an upload but the pieces of its object, if that is complete.
-    pub(super) fn settled(&self, object: &str) {
-        for holding in &self.parts.custody.holdings {
-            if holding.ledger.read(|state| state.uploads().contains_key(object)) {
-                holding.ledger.note(ManifestRecord::UploadSettled { object: object.to_owned() });
-            }
-        }
     }
 
     pub(super) fn answer_all(&mut self, requests: Vec<(RequestId, Request)>, error: &PersistError) {
