@@ -385,8 +385,8 @@ impl Changelog {
     ///
     /// A deletion that fails is not tried again here, and one that is not over in time is no error: the manifest keeps the
     /// object until it is known to be gone, and the next open of the directories deletes it. So it does with what requests
-    /// that were given up may have left, which is looked for ten seconds after the end of their object. Where there is no
-    /// next open, as after a job that ended, `tidelog sweep` finds both.
+    /// that were given up may have left, which is looked for ten seconds after the end of their object, or at the next open
+    /// and ten seconds later. Where there is no next open, as after a job that ended, `tidelog sweep` finds both.
     ///
     /// # Errors
     /// [`CloseError`] says what is not durable. The changelog is closed all the same; what is durable is recovered at the

@@ -220,6 +220,8 @@ pub(crate) struct Uploader {
     unwanted: BTreeSet<String>,
     /// Uploads that may have left something behind, and when that is to be removed.
     sweeps: Vec<(Instant, String)>,
+    /// Uploads of an earlier use of the directories, before their first sweep.
+    inherited: BTreeSet<String>,
     /// No upload that nobody waits for before this time.
     retry_at: Option<Instant>,
     tidy: bool,
@@ -251,9 +253,10 @@ impl Uploader {
         let unsettled = |holding: &Holding| {
             holding.ledger.read(|state| state.uploads().keys().cloned().collect::<Vec<String>>())
         };
+        let inherited: BTreeSet<String> = holdings.flat_map(unsettled).collect();
         Uploader {
-            // What the process before had sent may still arrive, too.
-            sweeps: holdings.flat_map(unsettled).map(|object| (now + SWEEP_DELAY, object)).collect(),
+            sweeps: inherited.iter().map(|object| (now, object.clone())).collect(),
+            inherited,
             checkpoints: Checkpoints::new(parts.options.batch_delay, parts.queue.devices()),
             asked: BTreeMap::new(),
             unwanted: BTreeSet::new(),
@@ -406,14 +409,19 @@ impl Uploader {
                     self.tidy = true;
                 }
             }
-            Event::Swept { object, outcome } => match outcome {
-                Ok(()) => self.swept(&object),
-                Err(error) => {
-                    tracing::warn!(%error, "what an upload left could not be removed; it is tried again later");
-                    metrics::counter!("tidelog_delete_failures_total").increment(1);
-                    self.sweeps.push((now + SWEEP_DELAY, object));
+            Event::Swept { object, outcome } => {
+                let inherited = self.inherited.remove(&object);
+                match outcome {
+                    // What the process before had sent may still arrive.
+                    Ok(()) if inherited => self.sweeps.push((now + SWEEP_DELAY, object)),
+                    Ok(()) => self.swept(&object),
+                    Err(error) => {
+                        tracing::warn!(%error, "what an upload left could not be removed; it is tried again later");
+                        metrics::counter!("tidelog_delete_failures_total").increment(1);
+                        self.sweeps.push((now + SWEEP_DELAY, object));
+                    }
                 }
-            },
+            }
             Event::Quiesce { deletions, resolver } => {
                 // Intake is shut: nobody can join those who have asked.
                 self.writers.clear();

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tidelog::{Changelog, KeyGroup, PersistError};
 use tidelog_upload::sim::Chances;
-use tidelog_upload::{Operation, Store, StoreErrorKind, UploadOptions};
+use tidelog_upload::{Body, Lane, Operation, Store, StoreErrorKind, UploadOptions, block_on};
 
 use machine::{Machine, SECOND, ZERO, writer};
 
@@ -223,6 +223,37 @@ fn what_a_crash_leaves_in_any_bucket_is_swept_at_the_next_open() {
             machine.stores.iter().flat_map(|store| store.inner.open_uploads()).collect();
         assert_eq!(uploads, [""; 0], "died after {crash_after} requests");
     }
+}
+
+#[test]
+fn what_a_crash_left_is_swept_at_once_and_what_arrives_late_ten_seconds_later() {
+    let machine = Machine::new(1);
+    let changelog = machine.open(machine.options());
+    let mut writer = writer(&changelog, "log");
+    writer.append(KeyGroup(1), b"one").unwrap();
+    machine.stores[0].die_after(1);
+    drop(writer.persist_durably(ZERO));
+    machine.pass(&changelog, SECOND);
+    machine.worlds[0].kill(1);
+    drop((writer, changelog));
+    machine.stores[0].revive();
+    let left = machine.objects();
+    assert_eq!(left.len(), 1, "{left:?}");
+    // A process that does not live for long clears what it finds.
+    let changelog = machine.open(machine.options());
+    machine.pass(&changelog, SECOND / 10);
+    assert_eq!(machine.objects(), [""; 0]);
+    let late = Body::new(vec![bytes::Bytes::from_static(b"late")]);
+    block_on(machine.stores[0].inner.put(&left[0], late, Lane::Primary)).unwrap();
+    machine.pass(&changelog, 5 * SECOND);
+    assert_eq!(machine.objects(), left);
+    machine.pass(&changelog, 6 * SECOND);
+    assert_eq!(machine.objects(), [""; 0]);
+    // Now it is settled, and not looked for again.
+    let asked = |machine: &Machine| machine.stores[0].inner.stats().calls(Operation::List);
+    let before = asked(&machine);
+    machine.pass(&changelog, 60 * SECOND);
+    assert_eq!(asked(&machine), before);
 }
 
 #[test]
