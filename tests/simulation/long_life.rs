@@ -26,6 +26,9 @@ const CHECKPOINTS_PER_LIFE: u64 = 500;
 /// Steps of a machine until something must have happened.
 const STEPS_MAX: usize = 10_000;
 const STEP: Duration = Duration::from_millis(5);
+/// How much more the simulated disk may take in later lives: the room that is kept there for the manifest's successor
+/// follows the longest manifest, which is written anew when it has grown by 1 MiB.
+const RESERVE_GROWTH_BYTES: i64 = 2 << 20;
 
 thread_local! {
     /// How many bytes the thread has and has not given back.
@@ -347,5 +350,6 @@ pub fn run(seed: u64, checkpoints: u64) {
     println!("{checkpoints} checkpoints, {} declined, in {} lives", job.declined, job.memory.len());
     println!("bytes in use when a life begins: {before} in the first half, {after} in the second");
     // What is there varies by what the checkpoints of the moment keep.
-    assert!(first.len() < 6 || after < before + before / 2, "memory grows from {before} to {after} bytes");
+    let most = before + before / 2 + RESERVE_GROWTH_BYTES;
+    assert!(first.len() < 6 || after < most, "memory grows from {before} to {after} bytes");
 }
