@@ -1,4 +1,5 @@
-//! The store's client alone: reads the ranges that a reader would, through the same driver, and looks at nothing.
+//! The store's client alone: reads the ranges that a reader would, through a driver like its, and looks at nothing. Like a
+//! reader it begins with a bucket that nobody has opened.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,7 +16,7 @@ const RANGE_BYTES: u64 = 4 << 20;
 const READ_AHEAD: usize = 16;
 
 pub struct Client {
-    driver: Driver,
+    url: String,
     object: String,
     /// Where the changesets of the key groups are.
     pub ranges: Vec<Range<u64>>,
@@ -24,16 +25,15 @@ pub struct Client {
 impl Client {
     /// A client of the one object of some handles, in one piece.
     pub fn new(url: &str, handles: &[ChangelogHandle], key_groups: KeyGroupRange) -> Client {
-        let store = tidelog_upload::open_store(url).expect("the bucket opens");
-        let runtime = Runtime::Own { threads: 2 };
-        let driver = Driver::start(vec![store], runtime, UploadOptions::default()).expect("it starts");
         let extent = &handles[0].extents()[0];
-        let mut client = Client { driver, object: extent.object().to_owned(), ranges: Vec::new() };
-        let footer = client.get(extent.footer.clone());
+        let mut client =
+            Client { url: url.to_owned(), object: extent.object().to_owned(), ranges: Vec::new() };
+        let driver = client.open();
+        let footer = client.get(&driver, extent.footer.clone());
         let footer = Footer::decode(&footer, Some(extent.token)).expect("the object is whole");
         for (index, run, directory) in footer.runs() {
             let start = footer.parts()[index as usize].offset + run.offset;
-            let directory = Directory::decode(&client.get(directory), footer.part_id(index), run);
+            let directory = Directory::decode(&client.get(&driver, directory), footer.part_id(index), run);
             let directory = directory.expect("the object is whole");
             let entries = directory.entries().iter();
             let wanted = entries.filter(|entry| entry.group.is_some_and(|group| key_groups.contains(group)));
@@ -50,9 +50,15 @@ impl Client {
         client
     }
 
-    fn get(&self, range: Range<u64>) -> Bytes {
+    fn open(&self) -> Driver {
+        let store = tidelog_upload::open_store(&self.url).expect("the bucket opens");
+        let runtime = Runtime::Own { threads: 2 };
+        Driver::start(vec![store], runtime, UploadOptions::default()).expect("it starts")
+    }
+
+    fn get(&self, driver: &Driver, range: Range<u64>) -> Bytes {
         let (resolver, pending) = tidelog_upload::channel();
-        self.driver.get(BucketIndex(0), &self.object, range, move |bytes| resolver.resolve(bytes));
+        driver.get(BucketIndex(0), &self.object, range, move |bytes| resolver.resolve(bytes));
         pending.wait().expect("it is answered").expect("the bucket has it")
     }
 
@@ -61,8 +67,9 @@ impl Client {
         self.ranges.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Reads all ranges.
+    /// Opens the bucket and reads all ranges.
     pub fn download(&self) {
+        let driver = self.open();
         let mut under_way = VecDeque::new();
         let mut left = self.ranges.iter();
         loop {
@@ -71,7 +78,7 @@ impl Client {
             {
                 let (resolver, pending) = tidelog_upload::channel();
                 let done = move |bytes| resolver.resolve(bytes);
-                self.driver.get(BucketIndex(0), &self.object, range.clone(), done);
+                driver.get(BucketIndex(0), &self.object, range.clone(), done);
                 under_way.push_back(pending);
             }
             let Some(pending) = under_way.pop_front() else { return };

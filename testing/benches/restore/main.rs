@@ -22,7 +22,10 @@ use std::time::{Duration, Instant};
 use client::Client;
 use common::{Bench, Limit, Table, cpu_time, interleave, median, ratio};
 use process::{Server, fill};
-use tidelog::{Changelog, ChangelogReader, Durability, KeyGroupRange, Options, SequenceNumber};
+use tidelog::{
+    Changelog, ChangelogReader, Durability, HedgeOptions, KeyGroupRange, Options, SequenceNumber,
+    UploadOptions,
+};
 use tidelog_upload::block_on;
 
 const LOGS: usize = 4;
@@ -46,7 +49,11 @@ fn main() {
     bench.progress(&format!("a checkpoint of {mib} MiB in {LOGS} logs"));
     let handles = {
         let options = process::options(&url, &dir.make("local"), mib << 20).durability(Durability::Process);
-        let changelog = Changelog::open(options.batch_delay(Duration::from_secs(10))).expect("a changelog");
+        // One object in one piece, as the client takes it.
+        let mut uploads = UploadOptions::default();
+        uploads.hedging = HedgeOptions::off();
+        let options = options.batch_delay(Duration::from_secs(10)).uploads(uploads);
+        let changelog = Changelog::open(options).expect("a changelog");
         let key_groups = KeyGroupRange::new(0, 127).expect("first <= last");
         let mut writers = Vec::from_iter(
             (0..LOGS).map(|log| changelog.create_writer(format!("{log}"), key_groups).expect("a writer")),
