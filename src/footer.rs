@@ -180,6 +180,17 @@ impl Footer {
         start..start + self.directories.get(&log).copied().unwrap_or(0)
     }
 
+    /// The runs of a log, part by part: the part's index, the run, and where in the object its directory is.
+    pub fn runs_of(&self, log: LogId) -> impl Iterator<Item = (u32, &Run, Range<u64>)> {
+        let mut next = self.directories(log).start;
+        (0..).zip(&self.parts).filter_map(move |(index, part)| {
+            let at = part.runs.binary_search_by_key(&log, |run| run.log).ok()?;
+            let start = next;
+            next += u64::from(part.runs[at].directory_len);
+            Some((index, &part.runs[at], start..next))
+        })
+    }
+
     /// All runs, part by part: the part's index, the run, and where in the object its directory is.
     pub fn runs(&self) -> impl Iterator<Item = (u32, &Run, Range<u64>)> {
         let mut end = self.parts_len();
@@ -532,7 +543,13 @@ mod tests {
         let decoded = Footer::decode(&footer.encode(), None).unwrap();
         let runs = decoded.runs().map(|(part, run, directory)| (part, run.log.0, directory));
         let (first, second) = (of_9.start..of_9.start + 30, of_9.start + 30..of_9.end);
-        assert_eq!(Vec::from_iter(runs), [(0, 1, of_1), (0, 9, first), (1, 9, second)]);
+        let all = [(0, 1, of_1), (0, 9, first), (1, 9, second)];
+        assert_eq!(Vec::from_iter(runs), all);
+        let of_log = |log| {
+            let runs = decoded.runs_of(LogId(log));
+            Vec::from_iter(runs.map(|(part, run, directory)| (part, run.log.0, directory)))
+        };
+        assert_eq!((of_log(1), of_log(9), of_log(5)), (all[..1].to_vec(), all[1..].to_vec(), vec![]));
     }
 
     #[test]

@@ -342,12 +342,8 @@ fn runs_of(
     let extent = &handle.extents()[extent_index];
     let mut runs = Vec::new();
     let mut due = extent.first;
-    let mut directories = footer.directories(handle.log()).start;
-    for (index, part) in footer.parts().iter().enumerate() {
-        let Ok(at) = part.runs.binary_search_by_key(&handle.log(), |run| run.log) else { continue };
-        let run = part.runs[at];
-        let directory = directories..directories + u64::from(run.directory_len);
-        directories = directory.end;
+    for (index, &run, directory) in footer.runs_of(handle.log()) {
+        let part = &footer.parts()[index as usize];
         if run.end <= due {
             continue;
         }
@@ -357,9 +353,9 @@ fn runs_of(
         let end = run.end.min(extent.end);
         runs.push(SourceRun {
             extent: extent_index,
-            part_index: index,
+            part_index: index as usize,
             whole_part: None,
-            part: footer.part_id(index as u32),
+            part: footer.part_id(index),
             offset: part.offset + run.offset,
             directory_bytes: directory.start.checked_sub(*start).map(|first| {
                 let first = first as usize;

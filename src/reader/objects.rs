@@ -19,7 +19,7 @@ use tidelog_upload::{Driver, Pending, Resolver, Runtime, Store, StoreError, Uplo
 use super::ReadStats;
 use crate::device::lock;
 use crate::error::ReadError;
-use crate::footer::{Footer, FooterError};
+use crate::footer::{Footer, FooterError, PartEntry};
 use crate::handle::Extent;
 use crate::part::{Compression, Directory, PartError, PartId, Run};
 use crate::piece::{self, Place};
@@ -58,12 +58,7 @@ impl ObjectSource {
         let ObjectSource { log, extent } = self;
         let mut needed = Vec::new();
         let mut due = extent.first;
-        let mut directories = footer.directories(*log).start;
-        for (index, part) in footer.parts().iter().enumerate() {
-            let Ok(at) = part.runs.binary_search_by_key(log, |run| run.log) else { continue };
-            let run = part.runs[at];
-            let directory = directories..directories + u64::from(run.directory_len);
-            directories = directory.end;
+        for (index, &run, directory) in footer.runs_of(*log) {
             if run.end <= extent.first || run.first >= extent.end {
                 continue;
             }
@@ -71,15 +66,9 @@ impl ObjectSource {
                 break;
             }
             due = due.max(run.end);
-            let index = index as u32;
-            needed.push(PartRun {
-                index,
-                part: footer.part_id(index),
-                offset: part.offset + run.offset,
-                directory,
-                compression: part.compression,
-                run,
-            });
+            let PartEntry { offset, compression, .. } = footer.parts()[index as usize];
+            let (part, offset) = (footer.part_id(index), offset + run.offset);
+            needed.push(PartRun { index, part, offset, directory, compression, run });
         }
         if due < extent.end {
             let what = format!("changes {due} to {} of log {log} are not in it", extent.end);
