@@ -261,11 +261,13 @@ pub(crate) fn handle_in(
     if let Some((range, object)) = released_in(state, log, from, to) {
         return Err(PersistError::Released { log, from: range.start, to: range.end, object });
     }
-    let extents = extents_in(state, log, from, to);
-    let (objects, half_from) = (extents.len(), half_from(&extents));
-    ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents).map_err(|_| match half_from {
-        Some(to) => PersistError::TooManyObjects { log, from, to, objects },
-        None => PersistError::OutOfRange { log, from, start: known.truncated, end: to },
+    let extents = || extents_in(state, log, from, to);
+    ChangelogHandle::new(log, &known.name, known.key_groups, from, to, extents()).map_err(|_| {
+        let extents = extents();
+        match half_from(&extents) {
+            Some(to) => PersistError::TooManyObjects { log, from, to, objects: extents.len() },
+            None => PersistError::OutOfRange { log, from, start: known.truncated, end: to },
+        }
     })
 }
 
