@@ -1,47 +1,19 @@
 //! What happens at the limits: a full disk, a bucket that fails, a budget used up, a directory without io_uring.
 
 mod common;
+#[path = "common/small_disk.rs"]
+mod small_disk;
 
-use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{eventually, objects, options, read};
+use small_disk::SmallDisk;
 use tidelog::{
     AppendError, Changelog, EngineChoice, KeyGroup, KeyGroupRange, OpenError, Options, PersistError,
     SequenceNumber,
 };
 
 const ZERO: SequenceNumber = SequenceNumber::ZERO;
-
-/// A small file system of its own, for root; says so and gives nothing to others.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(mib: usize) -> Option<SmallDisk> {
-        let dir = tempfile::tempdir().unwrap();
-        let size = format!("size={mib}m");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(dir.path()).output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(SmallDisk(dir)),
-            other => {
-                eprintln!("skipped: a small file system cannot be mounted here ({other:?})");
-                None
-            }
-        }
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
-    }
-}
 
 fn filled(number: u64) -> [u8; 1000] {
     let mut value = [number as u8; 1000];

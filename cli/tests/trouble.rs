@@ -1,14 +1,16 @@
 //! What a person is told, and when a command ends, while a bucket answers nothing, refuses, or a disk is full.
 
 mod common;
+#[path = "../../tests/common/small_disk.rs"]
+mod small_disk;
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use common::{
     Home, S3, fails, run, sorted, stderr, stdout, succeeds, tidelog, tidelog_with, write_into, write_within,
 };
+use small_disk::SmallDisk;
 use tidelog_testing::{Fault, Rule};
 
 #[test]
@@ -164,35 +166,6 @@ fn of_several_buckets_one_that_is_not_there_is_warned_of_and_left_out() {
         assert!(warnings.is_empty(), "{said}");
     }
     panic!("it was never asked");
-}
-
-/// A small file system of its own, for root; says so and gives nothing to others.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(mib: usize) -> Option<SmallDisk> {
-        let dir = tempfile::tempdir().unwrap();
-        let size = format!("size={mib}m");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(dir.path()).output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(SmallDisk(dir)),
-            other => {
-                eprintln!("skipped: a small file system cannot be mounted here ({other:?})");
-                None
-            }
-        }
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
-    }
 }
 
 #[test]
