@@ -48,8 +48,8 @@ type KeyOf = dyn Fn(&Change) -> ChangeKey + Send + Sync;
 
 /// Rewrites the changes of handles into few large objects.
 ///
-/// A log that was checkpointed often is in many small objects; reading them takes two requests for each log and object. A
-/// compaction reads the changes that the handles name, clipped to their numbers and to the wanted key groups, and writes
+/// A log that was checkpointed often is in many small objects; reading them takes a request for each object, and one
+/// for each log in it. A compaction reads the changes that the handles name, clipped to their numbers and to the wanted key groups, and writes
 /// them into new objects, as few as sizes allow, which all the handles share. It gives new handles: of the same logs, names
 /// and numbers, for the wanted ones of their key groups. A reader gets the same changes from them: metadata first, the logs in
 /// the order of the handles, and those of each log and key group in the order in which they were appended. How the key groups

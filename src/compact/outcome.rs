@@ -46,7 +46,7 @@ pub struct CompactionStats {
     pub objects: u64,
     /// Their parts.
     pub parts: u64,
-    /// The logs' runs in these parts: a restore reads each by two requests.
+    /// The logs' runs in these parts: a restore reads each by a request, besides their directories.
     pub runs: u64,
     /// Bytes of the new objects.
     pub bytes_written: u64,
@@ -65,7 +65,7 @@ pub struct CompactionPlan {
     pub objects: u64,
     /// Their bytes, with what is in them for others.
     pub object_bytes: u64,
-    /// The logs' runs in their parts: a restore reads each by two requests.
+    /// The logs' runs in their parts: a restore reads each by a request, besides their directories.
     pub runs: u64,
     /// Bytes of the changes that would be rewritten, before any is left out for a later one of its key.
     pub surviving_bytes: u64,

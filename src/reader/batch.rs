@@ -27,8 +27,8 @@ pub struct Change<V = Bytes> {
 
 /// Some thousand changes of one log, all verified: see [`ChangelogReader::next_batch`](crate::ChangelogReader::next_batch).
 ///
-/// Iterating over a reference gives each value as a slice, which costs a nanosecond or two. Iterating over the batch itself
-/// gives values that may be kept; each then keeps its neighbours in memory, up to some MiB.
+/// [`iter`](Self::iter) gives each value as a slice: nothing is copied, and no reference counted. Iterating over the batch
+/// itself gives values that may be kept; each then keeps its neighbours in memory, up to some MiB.
 #[derive(Clone, Debug)]
 pub struct ChangeBatch {
     log: LogId,
