@@ -5,7 +5,8 @@
 //! compact/latest.rs, how parts are made in compact/builder.rs and objects in compact/target.rs.
 //!
 //! 1. Logs are rewritten in the order of their ids, each in the order of its numbers, so that an object has one range of
-//!    numbers of a log, and as few runs as the sizes of parts allow. Parts that are copied stand between them.
+//!    numbers of a log, and as few runs as the sizes of parts allow. Parts that are copied stand between them. Handles of a log
+//!    for several ranges of key groups stay apart: each range of them is rewritten in a round of its own, into other objects.
 //! 2. Every byte is verified before it is rewritten. What the bucket copies keeps its checksums, by which readers verify it.
 //! 3. What is in memory is bounded by the options, and by what is known of every run (about 150 bytes), not by the objects.
 //! 4. The old handles and their objects are only read. After a failure nothing new is left, or it is named.
@@ -18,7 +19,6 @@ mod rewrite;
 mod source;
 mod target;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::RangeInclusive;
@@ -28,10 +28,10 @@ use std::time::{Duration, SystemTime};
 use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::{Driver, Runtime, Store, block_on};
 
-use crate::handle::{ChangelogHandle, joined as joined_extents};
+use crate::handle::{ChangelogHandle, Column, Coverage, OfLog, by_log, joined};
 use crate::options::{OptionError, Options, must};
-use crate::reader::{Change, check_covered, union};
-use crate::types::{KeyGroupRange, LogId};
+use crate::reader::Change;
+use crate::types::KeyGroupRange;
 use crate::uploader::object_bytes_max;
 pub use outcome::{ChangeKey, CompactError, Compacted, CompactionPlan, CompactionStats};
 use rewrite::Rewrite;
@@ -55,6 +55,11 @@ type KeyOf = dyn Fn(&Change) -> ChangeKey + Send + Sync;
 /// the order of the handles, and those of each log and key group in the order in which they were appended. How the key groups
 /// of a log follow each other is another one: a reader goes through a log part by part, by key group within a part, and the
 /// new parts are larger.
+///
+/// Several compactors, in one process or on many machines, may each take a range of the key groups: their handles together are
+/// those of the logs, for [`Restore`](crate::Restore) and for another compaction. Each range stays a handle of its own then,
+/// in objects of its own, of which a reader of other key groups fetches nothing. While one of the ranges is missing, the old
+/// handles, [limited](ChangelogHandle::limited_to) to it, go together with the new ones of the others.
 ///
 /// Where the bucket can (AWS; elsewhere if the URL says `copy_part=true`), it copies large parts of which everything survives
 /// by itself: their bytes are neither read nor sent, and not verified before a reader does.
@@ -199,33 +204,30 @@ impl Compactor {
         handles: &[ChangelogHandle],
         key_groups: impl Into<Option<KeyGroupRange>>,
     ) -> Result<CompactionPlan, CompactError> {
-        let handles = join(handles)?;
-        let mut sources = self.sources(&handles, key_groups.into())?;
+        let mut sources = self.sources(handles, key_groups.into())?;
         let driver = self.driver()?;
-        let buckets = Buckets::open(&driver, &handles)?;
+        let buckets = Buckets::open(&driver, &sources)?;
         let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
-        let mut plan = block_on(rewrite::plan(self.options.part_bytes, &buckets, &sources, &whole))?;
-        plan.objects_after = plan.surviving_bytes.div_ceil(object_bytes_max(&driver).max(1));
-        Ok(plan)
+        let object_bytes_max = object_bytes_max(&driver).max(1);
+        Ok(block_on(rewrite::plan(self.options.part_bytes, object_bytes_max, &buckets, &sources, &whole))?)
     }
 
     /// Rewrites the changes of `handles` that lie in `key_groups`, or all of them if that is `None`, and blocks until the new
-    /// objects are proven complete. Several handles of a log, whose numbers follow each other, become one. Not for use on an
-    /// executor's thread.
+    /// objects are proven complete. Several handles of a log, whose numbers follow each other, become one; where they are for
+    /// several ranges of key groups, one for each range. Not for use on an executor's thread.
     ///
     /// # Errors
     /// Nothing was changed then, and all that was written is removed again; where that fails too, the error
-    /// [names it](CompactError::Leftovers). [`HandlesError::NotCovered`](crate::HandlesError::NotCovered) names key groups
-    /// that no handle is for, as [`Restore::reader`](crate::Restore::reader) does.
+    /// [names it](CompactError::Leftovers). [`HandlesError`](crate::HandlesError) names what is missing or there twice, as
+    /// [`Restore::open`](crate::Restore::open) and [`Restore::reader`](crate::Restore::reader) do.
     pub fn compact(
         &mut self,
         handles: &[ChangelogHandle],
         key_groups: impl Into<Option<KeyGroupRange>>,
     ) -> Result<Compacted, CompactError> {
-        let handles = join(handles)?;
-        let mut sources = self.sources(&handles, key_groups.into())?;
+        let mut sources = self.sources(handles, key_groups.into())?;
         let driver = self.driver()?;
-        let buckets = Buckets::open(&driver, &handles)?;
+        let buckets = Buckets::open(&driver, &sources)?;
         let whole = block_on(find_runs(&buckets, &mut sources, self.copying(&driver).as_ref()))?;
         let (random, tokens) = (&self.random, &mut self.tokens);
         let mut token = || {
@@ -240,7 +242,7 @@ impl Compactor {
             target: Target::new(&driver, &self.options, &mut token, !whole.is_empty()),
             stats: CompactionStats::default(),
         };
-        let written = block_on(rewrite.run(&sources, &whole)).and_then(|()| rewrite.target.handles(&sources));
+        let written = block_on(rewrite.run(&sources, &whole));
         let Rewrite { target, mut stats, .. } = rewrite;
         let mut handles = match written {
             Ok(handles) => handles,
@@ -253,7 +255,7 @@ impl Compactor {
                 return Err(CompactError::Leftovers { source: Box::new(source), bucket, objects });
             }
         };
-        handles.sort_by_key(|(place, _)| *place);
+        handles.sort_by_key(|(place, handle)| (*place, handle.key_groups().first()));
         let (written, leftovers) = target.end();
         (stats.requests, stats.bytes_read) = buckets.read();
         for object in &written {
@@ -275,26 +277,23 @@ impl Compactor {
         must(fits, "memory_bytes", memory_bytes, "at least four times part_bytes")
     }
 
-    /// Checks the options, and gives the wanted logs in order.
-    fn sources<'a>(
+    /// Checks the options and the handles, and gives what is wanted of them: round by round, in each by log.
+    fn sources(
         &self,
-        handles: &'a [ChangelogHandle],
+        handles: &[ChangelogHandle],
         key_groups: Option<KeyGroupRange>,
-    ) -> Result<Vec<Source<'a>>, CompactError> {
+    ) -> Result<Vec<Source>, CompactError> {
         self.check()?;
-        if let Some(wanted) = key_groups.filter(|_| !handles.is_empty()) {
-            check_covered(wanted, &union(handles))?;
+        let logs = by_log(handles)?;
+        if let Some(wanted) = key_groups {
+            Coverage::of(&logs).check(wanted)?;
         }
-        let key_groups = key_groups.unwrap_or(KeyGroupRange::ALL);
-        let mut sources: Vec<Source<'_>> = handles
-            .iter()
-            .enumerate()
-            .filter_map(|(place, handle)| {
-                let key_groups = handle.key_groups().intersection(key_groups)?;
-                Some(Source { handle, place, key_groups, runs: Vec::new() })
-            })
-            .collect();
-        sources.sort_by_key(|source| source.handle.log());
+        let wanted = key_groups.unwrap_or(KeyGroupRange::ALL);
+        let mut sources = Vec::new();
+        for (place, of_log) in logs.iter().enumerate() {
+            sources.extend(sources_of(place, of_log, wanted)?);
+        }
+        sources.sort_by_key(|source| (source.round, source.handle.log()));
         Ok(sources)
     }
 
@@ -314,29 +313,15 @@ impl Compactor {
     }
 }
 
-/// One handle for each log, in the order in which the logs are first there.
-fn join(handles: &[ChangelogHandle]) -> Result<Vec<ChangelogHandle>, CompactError> {
-    let mut logs: BTreeMap<LogId, (usize, Vec<&ChangelogHandle>)> = BTreeMap::new();
-    for (place, handle) in handles.iter().enumerate() {
-        logs.entry(handle.log()).or_insert((place, Vec::new())).1.push(handle);
+/// The wanted key groups of a log: as few handles as there are ranges that the old ones cut them into.
+fn sources_of(place: usize, of_log: &OfLog<'_>, wanted: KeyGroupRange) -> Result<Vec<Source>, CompactError> {
+    let mut sources = Vec::new();
+    for (round, Column { key_groups, handles }) in of_log.columns(wanted).into_iter().enumerate() {
+        let extents = joined(handles.iter().flat_map(|handle| handle.extents()));
+        let (from, to) = (of_log.numbers.start, of_log.numbers.end);
+        let handle = ChangelogHandle::new(of_log.log(), of_log.name(), key_groups, from, to, extents)?;
+        let whole = handles.iter().all(|handle| handle.key_groups() == key_groups);
+        sources.push(Source { handle, round, place, whole, runs: Vec::new() });
     }
-    let mut joined = Vec::with_capacity(logs.len());
-    for (log, (place, mut parts)) in logs {
-        parts.sort_by_key(|part| (part.from(), part.to()));
-        for pair in parts.windows(2) {
-            let (to, from) = (pair[0].to(), pair[1].from());
-            if to != from {
-                return Err(CompactError::Apart { log, to, from });
-            }
-            if pair[0].key_groups() != pair[1].key_groups() {
-                return Err(CompactError::KeyGroups { log });
-            }
-        }
-        let (first, last) = (parts[0], parts[parts.len() - 1]);
-        let extents = joined_extents(parts.iter().flat_map(|part| part.extents()));
-        let (name, key_groups) = (first.name(), first.key_groups());
-        joined.push((place, ChangelogHandle::new(log, name, key_groups, first.from(), last.to(), extents)?));
-    }
-    joined.sort_by_key(|(place, _)| *place);
-    Ok(joined.into_iter().map(|(_, handle)| handle).collect())
+    Ok(sources)
 }

@@ -11,10 +11,10 @@ use tidelog_upload::{DriverError, StoreError, StoreErrorKind};
 
 use crate::block::BlockError;
 use crate::footer::FooterError;
+use crate::handle::HandlesError;
 use crate::manifest::ManifestError as RecordError;
 use crate::options::OptionError;
 use crate::part::PartError;
-use crate::reader::HandlesError;
 use crate::types::{KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 
 /// Why a changelog could not be opened. Nothing was changed, except that a directory may have been made.

@@ -9,9 +9,10 @@
 //! token u64, number of changes. Integers without a width are those of `varint.rs`; a text is its length and its UTF-8.
 //! The extents' first numbers follow from `from`, because extents are contiguous.
 //!
-//! The JSON form is in `handle/json.rs`.
+//! The JSON form is in `handle/json.rs`; which handles go together is checked in `handle/set.rs`.
 
 mod json;
+mod set;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,6 +24,8 @@ use twox_hash::XxHash3_64;
 use crate::fields::{FieldError, FieldReader, put_text};
 use crate::piece::{self, BUCKET_BYTES_MAX, OBJECT_NAME_BYTES_MAX, PIECES_MAX, Piece};
 use crate::{KeyGroupRange, LogId, SequenceNumber, varint};
+pub use set::HandlesError;
+pub(crate) use set::{Chain, Column, Coverage, OfLog, by_log};
 
 /// The bytes at the start of an encoded handle.
 pub const HANDLE_MAGIC: [u8; 8] = *b"tlogHDL\n";
@@ -230,6 +233,29 @@ impl ChangelogHandle {
             .flat_map(|extent| &extent.pieces)
             .map(|piece| (&*piece.bucket, piece.object.as_str()))
             .filter(move |key| seen.insert(*key))
+    }
+
+    /// The same handle for the wanted ones of its key groups; `None` if it is for none of them. Its objects stay what they
+    /// are: what else is in them is not read by it.
+    ///
+    /// With it, handles of other key groups go together with this one. Where some ranges of a checkpoint were compacted and
+    /// one is still to be, its handles are those that were made, and the old one limited to the range that is left:
+    ///
+    /// ```
+    /// # use tidelog::{ChangelogHandle, KeyGroupRange, LogId, Restore, SequenceNumber};
+    /// # let (from, to) = (SequenceNumber(3), SequenceNumber(3));
+    /// # let of = |groups| ChangelogHandle::new(LogId(7), "orders", groups, from, to, Vec::new());
+    /// # let old = of(KeyGroupRange::new(0, 127).unwrap())?;
+    /// # let compacted = of(KeyGroupRange::new(0, 63).unwrap())?;
+    /// let rest = old.limited_to(KeyGroupRange::new(64, 127).unwrap()).unwrap();
+    /// let restore = Restore::open(&[compacted, rest])?;
+    /// # restore.reader(KeyGroupRange::new(0, 127).unwrap())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn limited_to(&self, key_groups: KeyGroupRange) -> Option<ChangelogHandle> {
+        let key_groups = self.key_groups.intersection(key_groups)?;
+        Some(ChangelogHandle { key_groups, ..self.clone() })
     }
 
     /// The handle as bytes, in the current version.

@@ -53,15 +53,13 @@ pub use error::{
     AppendError, CloseError, ControlError, CreateError, Forked, OpenError, PersistError, ReadError,
     RegisterError, ReleaseError, SyncError,
 };
-pub use handle::{ChangelogHandle, Extent, HandleError};
+pub use handle::{ChangelogHandle, Extent, HandleError, HandlesError};
 pub use local::{LocalLog, LocalLogs};
 pub use options::{
     Compression, Durability, EngineChoice, HedgeOptions, OptionError, Options, UploadOptions, UploadRuntime,
 };
 pub use piece::Piece;
-pub use reader::{
-    Change, ChangeBatch, ChangeBatchIntoIter, ChangelogReader, HandlesError, ReadStats, Restore,
-};
+pub use reader::{Change, ChangeBatch, ChangeBatchIntoIter, ChangelogReader, ReadStats, Restore};
 pub use recovered::RecoveredLog;
 pub use sweep::{Kept, Stray, StrayKind, SweepError, SweepPlan, Sweeper};
 pub use tidelog_io::disk::EngineInfo;

@@ -14,7 +14,7 @@ mod local;
 mod objects;
 mod restore;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,9 +30,9 @@ pub use batch::{Change, ChangeBatch, ChangeBatchIntoIter};
 use local::{LocalGroup, Unreadable};
 pub(crate) use local::{LocalSite, Pin};
 use objects::{Asked, ObjectSource, PartRun, Rope, Unread};
-pub use restore::{HandlesError, Restore};
+pub use restore::Restore;
 use restore::{Item, Shared, cover};
-pub(crate) use restore::{LocalBlocks, Plan, check_covered, union};
+pub(crate) use restore::{LocalBlocks, Plan};
 
 /// Ranges of objects under way at once, or here and not handed out.
 const READ_AHEAD: usize = 16;
@@ -75,6 +75,9 @@ pub struct ChangelogReader {
     stats: ReadStats,
     /// Metadata is read in the first pass, data in the second one.
     metadata: bool,
+    /// Of each log the first wanted key group. Several handles of a log, for different key groups, all have its metadata: it
+    /// is read from those that have this one, of which each number is in one.
+    first_of_log: HashMap<LogId, KeyGroup>,
     /// The next item of the pass.
     next_item: usize,
     footers: VecDeque<Ahead<Asked<Arc<Footer>>>>,
@@ -155,8 +158,16 @@ impl ChangelogReader {
     }
 
     fn new(shared: Arc<Shared>, key_groups: KeyGroupRange) -> ChangelogReader {
+        let mut first_of_log: HashMap<LogId, KeyGroup> = HashMap::new();
+        for item in &shared.items {
+            if let Some(wanted) = item.key_groups().intersection(key_groups) {
+                let first = first_of_log.entry(item.log()).or_insert(wanted.first());
+                *first = wanted.first().min(*first);
+            }
+        }
         ChangelogReader {
             shared,
+            first_of_log,
             key_groups,
             stats: ReadStats::default(),
             metadata: true,
@@ -206,7 +217,9 @@ impl ChangelogReader {
                 }
                 Some(Ahead::Local(group)) => {
                     let group = Arc::clone(group);
-                    match group.read(self.metadata, self.key_groups, &mut self.stats) {
+                    let wanted = group.key_groups.intersection(self.key_groups);
+                    let wanted = wanted.expect("others are left out");
+                    match group.read(self.metadata, wanted, &mut self.stats) {
                         Ok(changes) => {
                             self.under_way.pop_front();
                             Some(ChangeBatch::of_changes(group.log, changes))
@@ -243,11 +256,12 @@ impl ChangelogReader {
             && let Some(item) = shared.items.get(self.next_item)
         {
             self.next_item += 1;
-            if item.key_groups().intersection(self.key_groups).is_none() {
+            let Some(wanted) = item.key_groups().intersection(self.key_groups) else { continue };
+            if self.metadata && wanted.first() != self.first_of_log[&item.log()] {
                 continue;
             }
             match item {
-                Item::Object(_, source) => self.ask_footer(source)?,
+                Item::Object(source) => self.ask_footer(source)?,
                 Item::Local(group) if group.failed.load(Ordering::Relaxed) => {
                     group.objects.iter().try_for_each(|source| self.ask_footer(source))?;
                 }
@@ -359,7 +373,8 @@ impl ChangelogReader {
         let entries = directory.entries();
         // Metadata stands first, key groups are sorted.
         let place = |group: Option<KeyGroup>| entries.partition_point(|entry| entry.group < group);
-        let (first, last) = (Some(self.key_groups.first()), Some(self.key_groups.last()));
+        let wanted = source.key_groups.intersection(self.key_groups).expect("others are left out");
+        let (first, last) = (Some(wanted.first()), Some(wanted.last()));
         let wanted = match self.metadata {
             true => 0..entries.partition_point(|entry| entry.group.is_none()),
             false => place(first)..entries.partition_point(|entry| entry.group <= last),

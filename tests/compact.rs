@@ -252,7 +252,8 @@ fn handles_without_changes_or_wanted_groups() {
         [8..12, 0..4, 8..9].map(groups)
     );
     let twice = compactor.compact(&[old[0].clone(), old[0].clone()], ALL);
-    assert!(matches!(twice, Err(CompactError::Apart { log, .. }) if log == old[0].log()));
+    let Err(CompactError::Handles(HandlesError::Overlap { log, .. })) = twice else { panic!("{twice:?}") };
+    assert_eq!(log, old[0].log());
     let least = Compactor::open(&bucket).unwrap().part_bytes(16 << 10).memory_bytes(64 << 10);
     assert_eq!(least.group("least").compact(&old, None).unwrap().handles.len(), 3);
 }
@@ -348,13 +349,8 @@ fn handles_of_a_log_that_follow_each_other_become_one() {
 
     let gap = handles.iter().filter(|handle| handle.from().0 != 3).cloned().collect::<Vec<_>>();
     let error = compactor.compact(&gap, ALL).unwrap_err();
-    let (to, from) = (SequenceNumber(3), SequenceNumber(6));
-    assert!(matches!(error, CompactError::Apart { to: a, from: b, .. } if (a, b) == (to, from)), "{error}");
-    let last = handles.last().unwrap();
-    let (log, end) = (last.log(), last.to());
-    let other = ChangelogHandle::new(log, "b", groups(0..2), end, end, Vec::new()).unwrap();
-    let error = compactor.compact(&[&handles[..], &[other]].concat(), ALL).unwrap_err();
-    assert!(matches!(error, CompactError::KeyGroups { .. }), "{error}");
+    let CompactError::Handles(HandlesError::Gap { from, to, .. }) = error else { panic!("{error}") };
+    assert_eq!((from.0, to.0), (3, 6));
 }
 
 fn key_of(change: &Change) -> ChangeKey {
@@ -688,6 +684,90 @@ fn whole_parts_are_copied_by_the_bucket() {
         let mut reader = ChangelogReader::open_simulated(&again.handles, ALL, stores).unwrap();
         assert!(reader.any(|change| change.is_err()), "seed {seed}");
     }
+}
+
+/// Key groups that a handle is not for are not copied, whatever it says of its objects; ranges that were compacted apart are.
+#[test]
+fn parts_with_other_key_groups_are_not_copied() {
+    for seed in 320..324 {
+        let random = &mut Random(seed);
+        let dir = tempfile::tempdir().unwrap();
+        let options = options(dir.path(), &file_bucket(dir.path()));
+        let files_old = dense_history(options, random, 1 + (seed % 2) as usize, 12, 900);
+        let store = copying_store(seed);
+        let old = simulated(dir.path(), &files_old, &store);
+        let content = read_simulated(&old, &store);
+        let mut compactor = Compactor::with_store(Arc::new(store.clone())).part_bytes(16 << 10);
+        let mut halves = Vec::new();
+        for half in [groups(0..8), groups(8..GROUPS)] {
+            let limited: Vec<_> = old.iter().filter_map(|handle| handle.limited_to(half)).collect();
+            let made = compactor.compact(&limited, None).unwrap();
+            assert_eq!(made.stats.bytes_copied, 0, "seed {seed}");
+            // Nothing else is in the new objects.
+            let all = made.handles.iter().map(|handle| {
+                let (log, extents) = (handle.log(), handle.extents().to_vec());
+                ChangelogHandle::new(log, "log", ALL, handle.from(), handle.to(), extents).unwrap()
+            });
+            let mut expected = content.clone();
+            expected.retain(|(_, group), _| group.is_none_or(|group| half.contains(KeyGroup(group))));
+            assert_eq!(read_simulated(&Vec::from_iter(all), &store), expected, "seed {seed}");
+            halves.extend(made.handles);
+        }
+        // Both halves of a log take the same parts, and neither takes all of any.
+        let both: Vec<_> = [groups(0..8), groups(8..GROUPS)]
+            .iter()
+            .flat_map(|half| old.iter().filter_map(|handle| handle.limited_to(*half)))
+            .collect();
+        for set in [&both, &halves] {
+            let made = compactor.compact(set, None).unwrap();
+            assert_eq!(made.handles.len(), 2 * old.len());
+            assert_eq!(
+                made.stats.bytes_copied > 0,
+                std::ptr::eq(set, &halves),
+                "seed {seed}: {:?}",
+                made.stats
+            );
+            assert_eq!(read_simulated(&made.handles, &store), content, "seed {seed}");
+        }
+    }
+}
+
+/// Nor are those that several handles of a log take, wherever their key groups are.
+#[test]
+fn parts_that_two_ranges_of_a_log_take_are_rewritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(options(dir.path(), &file_bucket(dir.path()))).unwrap();
+    let mut writer = changelog.create_writer("log", ALL).unwrap();
+    for number in 0..60u8 {
+        writer.append(KeyGroup(1), &[number; 1000]).unwrap();
+    }
+    let handle = writer.persist_durably(SequenceNumber::ZERO).wait().unwrap();
+    let store = copying_store(78);
+    let old = simulated(dir.path(), &[handle], &store).remove(0);
+    let content = read_simulated(std::slice::from_ref(&old), &store);
+    let mut compactor = Compactor::with_store(Arc::new(store.clone())).part_bytes(16 << 10);
+    let mut copied = |set: &[ChangelogHandle]| {
+        let made = compactor.compact(set, None).unwrap();
+        assert_eq!(read_simulated(&made.handles, &store), content);
+        (made.stats.bytes_copied, made.handles)
+    };
+    let [first, second] = [groups(0..8), groups(8..GROUPS)].map(|half| old.limited_to(half).unwrap());
+    assert!(copied(std::slice::from_ref(&first)).0 > 0, "all is in its key groups");
+    let (bytes, compacted) = copied(&[first.clone(), second.clone()]);
+    assert_eq!(bytes, 0);
+    // One of them takes some of a part.
+    let middle = SequenceNumber(5);
+    let part = |from: SequenceNumber, to: SequenceNumber, of: &ChangelogHandle| {
+        let clip = |extent: &Extent| {
+            let (first, end) = (extent.first.max(from), extent.end.min(to));
+            (first < end).then(|| Extent { first, end, ..extent.clone() })
+        };
+        let extents = of.extents().iter().filter_map(clip).collect();
+        ChangelogHandle::new(of.log(), of.name(), of.key_groups(), from, to, extents).unwrap()
+    };
+    let rest = part(middle, old.to(), &compacted[1]);
+    let (bytes, _) = copied(&[first, part(old.from(), middle, &second), rest]);
+    assert!(bytes > 0);
 }
 
 /// The changes of a part that the handle does not take are not copied with it.

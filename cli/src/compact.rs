@@ -12,7 +12,8 @@ use crate::patience::Patience;
 use crate::write::outputs::Appended;
 use crate::{Failure, handles, parse_bytes, parse_key_groups, show};
 
-/// Rewrites what handles name into few large objects, and prints new handles, one for each log, a line as JSON.
+/// Rewrites what handles name into few large objects, and prints new handles, one for each log, a line as JSON; of a log whose
+/// handles were for several ranges of key groups, one for each range.
 ///
 /// The new handles stand for the same records, of the wanted key groups. `read` gives those of each log and key group in the
 /// order in which they were written, and the logs in the order of the handles; how key groups follow each other changes. Put
@@ -27,8 +28,8 @@ pub struct CompactArgs {
     /// Where the new objects go.
     #[arg(value_name = "BUCKET_URL")]
     bucket: String,
-    /// Files of handles, one a line as JSON, or one as bytes; - for standard input. Handles of one log have to follow each
-    /// other.
+    /// Files of handles, one a line as JSON, or one as bytes; - for standard input. Those of one log have to go together: each
+    /// change in exactly one of them.
     #[arg(required = true, value_name = "HANDLES")]
     handles: Vec<PathBuf>,
     /// The group: the last folder of the names of the new objects.
@@ -40,7 +41,8 @@ pub struct CompactArgs {
     /// Writes the new handles to this file first, durably, and prints them then. It must be new or empty.
     #[arg(long = "handles", value_name = "FILE", conflicts_with = "plan")]
     new_handles: Option<PathBuf>,
-    /// Only these key groups, which the handles must be for.
+    /// Only these key groups, which the handles must be for. New handles of other ranges, made from the same old ones, go
+    /// together with these.
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_key_groups)]
     key_groups: Option<KeyGroupRange>,
     /// About how large a part of the new objects is, in bytes (K, M, G).
@@ -135,9 +137,7 @@ fn unnamed(why: &str, made: &Compacted) -> Failure {
 impl From<CompactError> for Failure {
     fn from(error: CompactError) -> Failure {
         match error {
-            CompactError::Option(_) | CompactError::Apart { .. } | CompactError::KeyGroups { .. } => {
-                Failure::Usage(error.to_string())
-            }
+            CompactError::Option(_) => Failure::Usage(error.to_string()),
             CompactError::Store(error) => error.into(),
             error => Failure::new(error),
         }

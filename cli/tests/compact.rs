@@ -40,13 +40,65 @@ fn new_handles_give_the_same_records_from_one_object() {
     assert!(again.ends_with("\nnot worthwhile\n"), "{again}");
 }
 
+/// Each by a process of its own; together they are what the old ones were.
+#[test]
+fn ranges_of_key_groups_go_together() {
+    let home = Home::new();
+    let input = flights()[..3000].join("\n");
+    let written = home.write(&["--key", "field:12", "--separator", ",", "--checkpoint-every", "300"], input);
+    let old = home.keep("old", &succeeds(written));
+    let bucket = home.bucket();
+    let compact = |handles: &[&str], name: &str, range: &str| {
+        let command = ["compact", &bucket, "--group", name, "--key-groups", range];
+        home.keep(name, &succeeds(tidelog_with(&[&command, handles].concat())))
+    };
+    let read = |handles: &[&str], more: &[&str]| {
+        let records = succeeds(tidelog_with(&[&["read", "--with-meta"], more, handles].concat()));
+        common::sorted(&stdout(&records)).join("\n")
+    };
+    let [low, middle, high] = [("low", "0-39"), ("middle", "40-63"), ("high", "64-127")]
+        .map(|(name, range)| compact(&[&old], name, range));
+    let set = [&*middle, &low, &high];
+    let all = read(&[&old], &[]);
+    assert_eq!(all.lines().count(), 3000);
+    assert_eq!(read(&set, &[]), all);
+    assert_eq!(read(&set, &["--key-groups", "30-70"]), read(&[&old], &["--key-groups", "30-70"]));
+    succeeds(tidelog_with(&[&["verify"], &set[..]].concat()));
+
+    let again = succeeds(tidelog_with(&[&["compact", &*bucket, "--group", "again"], &set[..]].concat()));
+    assert!(stderr(&again).contains("in 3 objects"), "{}", stderr(&again));
+    let again = home.keep("again", &again);
+    assert_eq!(fs::read_to_string(&again).unwrap().lines().count(), 3, "one for each range");
+    assert_eq!(read(&[&again], &[]), all);
+    let some = compact(&[&again], "some", "20-50");
+    assert_eq!(read(&[&some], &[]), read(&[&old], &["--key-groups", "20-50"]));
+
+    // Each by its name, before anything is printed.
+    let refused = |command: &[&str], words: &str| {
+        let refused = tidelog_with(command);
+        fails(&refused, 1, &[words]);
+        assert_eq!(stdout(&refused), "");
+    };
+    for command in [&["read"][..], &["compact", &bucket]] {
+        refused(&[command, &["--key-groups", "0-127", &low, &high]].concat(), "for key groups 40-63");
+    }
+    for command in [&["read"][..], &["compact", &bucket]] {
+        refused(&[command, &[&low, &some, &high]].concat(), "of key groups 20-39");
+        refused(&[command, &[&old, &high]].concat(), "of key groups 64-127");
+    }
+}
+
 #[test]
 fn what_cannot_be_compacted_is_said() {
     let home = Home::new();
     let handles = home.keep("handles", &succeeds(home.write(&[], "a record\n")));
     let bucket = home.bucket();
     fails(&tidelog_with(&["compact", &bucket]), 2, &["HANDLES"]);
-    fails(&tidelog_with(&["compact", &bucket, &handles, &handles]), 2, &["do not follow each other"]);
+    fails(
+        &tidelog_with(&["compact", &bucket, &handles, &handles]),
+        1,
+        &["both hold the changes from 0 to 1"],
+    );
     fails(&tidelog_with(&["compact", &bucket, &handles, "--part-bytes", "1"]), 2, &["part_bytes"]);
     fails(&tidelog_with(&["compact", "file:///no/such/bucket", &handles]), 1, &["there is no directory"]);
     // As read refuses them.

@@ -44,7 +44,7 @@ struct Last {
 /// if more than one key group is looked at.
 pub(super) async fn survivors(
     buckets: &Buckets,
-    source: &Source<'_>,
+    source: &Source,
     key_of: &KeyOf,
     batch_bytes: u64,
 ) -> Result<Survivors, CompactError> {
@@ -60,7 +60,7 @@ pub(super) async fn survivors(
             while loads.len() < READ_AHEAD
                 && let Some(run) = asked.next()
             {
-                loads.push(load(buckets, source.handle, run, wanted.clone()));
+                loads.push(load(buckets, &source.handle, run, wanted.clone()));
             }
             let Some(loaded) = loads.next().await else { break };
             let loaded = loaded?;
@@ -111,7 +111,7 @@ fn key_bytes(change: &Change, range: Range<usize>) -> Result<&[u8], CompactError
 /// Ranges of group keys, together those of the source, each with no more bytes than that unless it is one group.
 async fn batches(
     buckets: &Buckets,
-    source: &Source<'_>,
+    source: &Source,
     batch_bytes: u64,
 ) -> Result<Vec<RangeInclusive<u32>>, CompactError> {
     let data = source.data();
@@ -126,7 +126,7 @@ async fn batches(
         while directories.len() < READ_AHEAD
             && let Some(run) = runs.next()
         {
-            directories.push(load_directory(buckets, source.handle, run, &wanted));
+            directories.push(load_directory(buckets, &source.handle, run, &wanted));
         }
         let Some(directory) = directories.next().await else { break };
         for (group_key, range) in directory? {

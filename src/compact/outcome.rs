@@ -6,9 +6,8 @@ use std::time::Duration;
 use tidelog_upload::{DriverError, StoreError};
 
 use crate::error::ReadError;
-use crate::handle::{ChangelogHandle, HandleError};
+use crate::handle::{ChangelogHandle, HandleError, HandlesError};
 use crate::options::OptionError;
-use crate::reader::HandlesError;
 use crate::types::{LogId, SequenceNumber};
 
 /// What a change says of a key, for [`Compactor::last_value_by`](crate::Compactor::last_value_by).
@@ -25,8 +24,8 @@ pub enum ChangeKey {
 /// What a compaction made.
 #[derive(Clone, Debug)]
 pub struct Compacted {
-    /// The new handles, one for each log, in the order in which the logs were given. Logs without a wanted key group are left
-    /// out.
+    /// The new handles, one for each log, in the order in which the logs were given; of a log whose old ones were for several
+    /// ranges of key groups, one for each of these. Logs without a wanted key group are left out.
     pub handles: Vec<ChangelogHandle>,
     /// What was done.
     pub stats: CompactionStats,
@@ -101,26 +100,7 @@ pub enum CompactError {
     /// The threads for requests could not be started.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Handles of one log have a gap between them, or overlap: which of them counts is not known here.
-    #[error(
-        "the handles of log {log} do not follow each other: one ends at {to}, the next begins at {from}; give handles \
-         without a gap that do not overlap"
-    )]
-    Apart {
-        /// The log.
-        log: LogId,
-        /// Where one ends.
-        to: SequenceNumber,
-        /// Where the next one begins.
-        from: SequenceNumber,
-    },
-    /// Handles of one log have other key groups.
-    #[error("the handles of log {log} have different key groups: compact them one by one")]
-    KeyGroups {
-        /// The log.
-        log: LogId,
-    },
-    /// The wanted key groups are not those that the handles are for.
+    /// The handles do not go together, or are not for the wanted key groups.
     #[error(transparent)]
     Handles(#[from] HandlesError),
     /// What a handle names could not be read.

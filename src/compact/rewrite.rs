@@ -9,6 +9,7 @@ use super::source::{Buckets, READ_AHEAD, Source, SourceRun, Wanted, WholePart, l
 use super::target::Target;
 use super::{CompactError, CompactionPlan, CompactionStats, KeyOf};
 use crate::error::ReadError;
+use crate::handle::ChangelogHandle;
 use crate::options::Options;
 
 /// A part with more logs ends, whatever its size: so does a footer that could not be read any more.
@@ -16,11 +17,12 @@ const RUNS_PER_PART_MAX: usize = 1 << 16;
 /// So does one that has this many times its size before compression, or as much as the memory for it.
 const PACKED_RATIO_MAX: usize = 8;
 
-/// What would become of the runs: all of the plan but the number of new objects.
+/// What would become of the runs.
 pub(super) async fn plan(
     part_bytes: usize,
+    object_bytes_max: u64,
     buckets: &Buckets,
-    sources: &[Source<'_>],
+    sources: &[Source],
     whole: &[WholePart],
 ) -> Result<CompactionPlan, ReadError> {
     let mut plan = CompactionPlan::default();
@@ -31,6 +33,26 @@ pub(super) async fn plan(
             plan.object_bytes = plan.object_bytes.saturating_add(extent.object_bytes());
         }
     }
+    for round in rounds(sources) {
+        let bytes_before = plan.surviving_bytes;
+        plan_round(part_bytes, buckets, round, whole, &mut plan).await?;
+        plan.objects_after += (plan.surviving_bytes - bytes_before).div_ceil(object_bytes_max);
+    }
+    Ok(plan)
+}
+
+/// What is written one after the other, each with one source of a log.
+fn rounds(sources: &[Source]) -> impl Iterator<Item = &[Source]> {
+    sources.chunk_by(|source, next| source.round == next.round)
+}
+
+async fn plan_round(
+    part_bytes: usize,
+    buckets: &Buckets,
+    sources: &[Source],
+    whole: &[WholePart],
+    plan: &mut CompactionPlan,
+) -> Result<(), ReadError> {
     let mut packing = Packing::new(part_bytes);
     let steps = order(sources, whole);
     let (mut asked, mut lens) = (runs(sources, &steps), Ahead::new());
@@ -59,7 +81,7 @@ pub(super) async fn plan(
         plan.runs_after += u64::from(ends || !goes_on);
         packing.add(index, bytes);
     }
-    Ok(plan)
+    Ok(())
 }
 
 /// What is done next.
@@ -75,7 +97,7 @@ enum Step {
 ///
 /// A part is copied when all that comes before it has been done for all of its logs. Parts of which each comes before the
 /// other, for another log, are no parts that a changelog wrote; of these one is rewritten.
-fn order(sources: &[Source<'_>], whole: &[WholePart]) -> Vec<Step> {
+fn order(sources: &[Source], whole: &[WholePart]) -> Vec<Step> {
     let logs: Vec<Vec<Option<usize>>> =
         sources.iter().map(|source| source.runs.iter().map(|run| run.whole_part).collect()).collect();
     let shares: Vec<usize> = whole.iter().map(|part| part.runs.len()).collect();
@@ -114,7 +136,7 @@ fn order_of(logs: &[Vec<Option<usize>>], shares: &[usize]) -> Vec<Step> {
 }
 
 /// The runs that are rewritten, in their order, with the index of their source.
-fn runs<'a>(sources: &'a [Source<'_>], steps: &'a [Step]) -> impl Iterator<Item = (usize, &'a SourceRun)> {
+fn runs<'a>(sources: &'a [Source], steps: &'a [Step]) -> impl Iterator<Item = (usize, &'a SourceRun)> {
     steps.iter().filter_map(|step| match step {
         Step::Rewrite { source, run } => Some((*source, &sources[*source].runs[*run])),
         Step::Copy(_) => None,
@@ -122,12 +144,12 @@ fn runs<'a>(sources: &'a [Source<'_>], steps: &'a [Step]) -> impl Iterator<Item 
 }
 
 /// Bytes of a run that would be rewritten.
-async fn surviving_len(buckets: &Buckets, source: &Source<'_>, run: &SourceRun) -> Result<u64, ReadError> {
-    if source.is_whole() {
+async fn surviving_len(buckets: &Buckets, source: &Source, run: &SourceRun) -> Result<u64, ReadError> {
+    if source.whole {
         return Ok(run.len());
     }
     let wanted = Wanted { metadata: true, data: source.data() };
-    let entries = load_directory(buckets, source.handle, run, &wanted).await?;
+    let entries = load_directory(buckets, &source.handle, run, &wanted).await?;
     Ok(entries.iter().map(|(_, range)| range.end - range.start).sum())
 }
 
@@ -152,7 +174,7 @@ impl Packing {
     }
 
     /// Whether the part at hand ends before a run of so many bytes of the source.
-    fn ends_before(&mut self, index: usize, source: &Source<'_>, run_bytes: u64) -> bool {
+    fn ends_before(&mut self, index: usize, source: &Source, run_bytes: u64) -> bool {
         let bytes = if self.is_in_part(index) { run_bytes } else { source.bytes() };
         let fits = self.bytes.saturating_add(bytes) <= self.part_bytes;
         let ends = self.last.is_some_and(|last| last > index || !fits);
@@ -182,12 +204,23 @@ pub(super) struct Rewrite<'a> {
 }
 
 impl Rewrite<'_> {
-    /// Reads the sources' runs and writes what survives of them; copies whole parts.
+    /// Reads the sources' runs and writes what survives of them; copies whole parts. Gives the new handles, each with the
+    /// place of its log.
     pub(super) async fn run(
         &mut self,
-        sources: &[Source<'_>],
+        sources: &[Source],
         whole: &[WholePart],
-    ) -> Result<(), CompactError> {
+    ) -> Result<Vec<(usize, ChangelogHandle)>, CompactError> {
+        let mut handles = Vec::with_capacity(sources.len());
+        for round in rounds(sources) {
+            let written = self.target.written();
+            self.run_round(round, whole).await?;
+            handles.extend(self.target.handles(round, written)?);
+        }
+        Ok(handles)
+    }
+
+    async fn run_round(&mut self, sources: &[Source], whole: &[WholePart]) -> Result<(), CompactError> {
         let memory_share = self.options.memory_share() as u64;
         let part_bytes = self.options.part_bytes;
         let raw_bytes_max = part_bytes.saturating_mul(PACKED_RATIO_MAX).min(self.options.memory_share());
@@ -218,7 +251,7 @@ impl Rewrite<'_> {
                 let source = &sources[source];
                 loading_bytes += run.len();
                 let wanted = Wanted { metadata: true, data: source.data() };
-                loads.push(load(self.buckets, source.handle, run, wanted));
+                loads.push(load(self.buckets, &source.handle, run, wanted));
             }
             if let Some(key_of) = self.key_of
                 && kept.0 != Some(index)

@@ -3,7 +3,8 @@
 //! Which of them go together into a part is decided elsewhere.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::footer::{Footer, PartEntry};
 use crate::handle::{ChangelogHandle, Extent};
 use crate::part::{Changeset, Compression, Directory, DirectoryEntry, PartError, PartId, Run};
 use crate::piece::{self, Place};
-use crate::types::{KeyGroup, KeyGroupRange, SequenceNumber};
+use crate::types::{KeyGroup, LogId, SequenceNumber};
 
 /// Requests under way at once.
 pub(super) const READ_AHEAD: usize = 16;
@@ -35,10 +36,10 @@ pub(super) struct Buckets {
 
 impl Buckets {
     /// The bucket of a driver, and those that handles name.
-    pub(super) fn open(driver: &Arc<Driver>, handles: &[ChangelogHandle]) -> Result<Buckets, ReadError> {
+    pub(super) fn open(driver: &Arc<Driver>, sources: &[Source]) -> Result<Buckets, ReadError> {
         let own = Arc::from(driver.stores()[0].url());
         let mut open = HashMap::from([(own, (Arc::clone(driver), BucketIndex(0)))]);
-        let extents = handles.iter().flat_map(ChangelogHandle::extents);
+        let extents = sources.iter().flat_map(|source| source.handle.extents());
         for bucket in extents.flat_map(|extent| &extent.pieces).map(|piece| &piece.bucket) {
             if !open.contains_key(bucket) {
                 let store = tidelog_upload::open_store(bucket)?;
@@ -77,31 +78,29 @@ impl Buckets {
     }
 }
 
-/// A handle, as far as it is compacted.
-pub(super) struct Source<'a> {
-    pub(super) handle: &'a ChangelogHandle,
-    /// Where it stands among those that were given.
+/// What becomes one handle: those of a log that hold changes of the same key groups, put together, as far as these are wanted.
+pub(super) struct Source {
+    pub(super) handle: ChangelogHandle,
+    /// In which round it is rewritten: in each, a log has one.
+    pub(super) round: usize,
+    /// Where the log stands among those that were given.
     pub(super) place: usize,
-    /// The wanted ones among its key groups.
-    pub(super) key_groups: KeyGroupRange,
+    /// The handles that were given are for these key groups alone. There may be others in their objects, all the same.
+    pub(super) whole: bool,
     /// In the order of their numbers: together they hold all that the handle does.
     pub(super) runs: Vec<SourceRun>,
 }
 
-impl Source<'_> {
+impl Source {
     /// Group keys of changesets that hold data.
     pub(super) fn data(&self) -> RangeInclusive<u32> {
-        data_key(self.key_groups.first())..=data_key(self.key_groups.last())
+        let key_groups = self.handle.key_groups();
+        data_key(key_groups.first())..=data_key(key_groups.last())
     }
 
     /// The bytes of its runs.
     pub(super) fn bytes(&self) -> u64 {
         self.runs.iter().fold(0, |bytes, run| bytes.saturating_add(run.len()))
-    }
-
-    /// Whether all of its key groups are wanted.
-    pub(super) fn is_whole(&self) -> bool {
-        self.key_groups == self.handle.key_groups()
     }
 }
 
@@ -215,15 +214,28 @@ pub(super) struct Loaded {
 /// Reads the footers of all objects, each once, and fills in the sources' runs. Returns the parts that are to be copied.
 pub(super) async fn find_runs(
     buckets: &Buckets,
-    sources: &mut [Source<'_>],
+    sources: &mut [Source],
     copying: Option<&Copying<'_>>,
 ) -> Result<Vec<WholePart>, ReadError> {
+    let (found, whole) = found_runs(buckets, sources, copying).await?;
+    for (source, found) in sources.iter_mut().zip(found) {
+        source.runs = found.into_iter().flatten().collect();
+    }
+    Ok(whole)
+}
+
+/// The runs of each source and extent, and the parts that are to be copied.
+async fn found_runs(
+    buckets: &Buckets,
+    sources: &[Source],
+    copying: Option<&Copying<'_>>,
+) -> Result<(Vec<Vec<Vec<SourceRun>>>, Vec<WholePart>), ReadError> {
     let mut whole = Vec::new();
     // By object, the extents that name it, as indexes of the source and of the extent.
     let mut objects: Vec<(&Extent, Vec<(usize, usize)>)> = Vec::new();
     let mut by_name: HashMap<(&str, &str), usize> = HashMap::new();
     let mut found: Vec<Vec<Vec<SourceRun>>> = Vec::new();
-    for (source, handle) in sources.iter().map(|source| source.handle).enumerate() {
+    for (source, handle) in sources.iter().map(|source| &source.handle).enumerate() {
         found.push(vec![Vec::new(); handle.extents().len()]);
         for (index, extent) in handle.extents().iter().enumerate() {
             // A file belongs to one object.
@@ -247,45 +259,56 @@ pub(super) async fn find_runs(
         let end = footer?;
         let (extent, users) = known.next().expect("a footer for each object");
         for &(source, index) in users {
-            let handle = sources[source].handle;
+            let handle = &sources[source].handle;
             found[source][index] = runs_of(&end, handle, index)?;
         }
         let footer = &end.footer;
         let Some(copying) = copying else { continue };
-        let mut taken = vec![0; footer.parts().len()];
-        for &(source, index) in users.iter().filter(|(source, _)| sources[*source].is_whole()) {
+        // By part and log, who alone takes all of the run.
+        let mut takers = vec![BTreeMap::new(); footer.parts().len()];
+        for &(source, index) in users.iter().filter(|(source, _)| sources[*source].whole) {
             for run in found[source][index].iter().filter(|run| run.is_whole()) {
-                taken[run.part_index] += 1;
+                match takers[run.part_index].entry(run.run.log) {
+                    Entry::Vacant(entry) => drop(entry.insert(Some(source))),
+                    Entry::Occupied(mut entry) => drop(entry.insert(None)),
+                }
             }
         }
-        let mut numbers = vec![None; taken.len()];
-        let mut directories = Vec::new();
-        for (index, (part, taken)) in footer.parts().iter().zip(taken).enumerate() {
-            if taken == part.runs.len()
+        let mut candidates: BTreeMap<usize, WholePart> = BTreeMap::new();
+        for (index, (part, takers)) in footer.parts().iter().zip(&takers).enumerate() {
+            if takers.len() == part.runs.len()
+                && takers.values().all(Option::is_some)
                 && let Some((file, range)) = copying.place(extent, part)
             {
-                numbers[index] = Some(whole.len());
-                directories.push(index);
                 let (origin, runs) = (footer.part_id(index as u32), part.runs.clone());
                 let (compression, directories) = (part.compression, Vec::new());
-                whole.push(WholePart { file, range, origin, compression, runs, directories });
+                let part = WholePart { file, range, origin, compression, runs, directories };
+                candidates.insert(index, part);
             }
         }
-        if !directories.is_empty() {
+        if !candidates.is_empty() {
             let all = buckets.get(extent, footer.parts_len()..footer.start()).await?;
-            let copied = whole.len() - directories.len();
-            take_directories(extent, footer, &all, &directories, &mut whole[copied..])?;
+            let takes_all = |part: usize, log: LogId, directory: &Directory| {
+                let taker = takers[part].get(&log).copied().flatten();
+                let data = taker.map(|source| sources[source].data());
+                let is_wanted = |key| key == 0 || data.as_ref().is_some_and(|data| data.contains(&key));
+                directory.entries().iter().all(|entry| is_wanted(key_of(entry)))
+            };
+            take_directories(extent, footer, &all, &mut candidates, takes_all)?;
+        }
+        let mut numbers = vec![None; footer.parts().len()];
+        for (index, part) in candidates {
+            numbers[index] = Some(whole.len());
+            whole.push(part);
         }
         for &(source, index) in users {
             for run in &mut found[source][index] {
-                run.whole_part = numbers[run.part_index];
+                let takes = takers[run.part_index].get(&run.run.log) == Some(&Some(source));
+                run.whole_part = numbers[run.part_index].filter(|_| takes);
             }
         }
     }
-    for (source, found) in sources.iter_mut().zip(found) {
-        source.runs = found.into_iter().flatten().collect();
-    }
-    Ok(whole)
+    Ok((found, whole))
 }
 
 /// The last bytes of an object.
@@ -312,22 +335,26 @@ async fn read_footer(buckets: &Buckets, extent: &Extent) -> Result<EndOfObject, 
     Ok(EndOfObject { footer, before, start: range.start })
 }
 
-/// Gives each of some parts, by their indexes in order, the directories of its runs, verified; `all` are those of the object.
+/// Gives parts, by their indexes, the directories of their runs, verified; `all` are those of the object. Those of which not
+/// everything is wanted are left out.
 fn take_directories(
     extent: &Extent,
     footer: &Footer,
     all: &[u8],
-    indexes: &[usize],
-    parts: &mut [WholePart],
+    parts: &mut BTreeMap<usize, WholePart>,
+    takes_all: impl Fn(usize, LogId, &Directory) -> bool,
 ) -> Result<(), ReadError> {
     for (index, run, range) in footer.runs() {
-        let Ok(at) = indexes.binary_search(&(index as usize)) else { continue };
-        let whole = &mut parts[at];
+        let index = index as usize;
+        let Some(whole) = parts.get_mut(&index) else { continue };
         let within = |at: u64| (at - footer.parts_len()) as usize;
-        let directory = &all[within(range.start)..within(range.end)];
-        Directory::decode(directory, whole.origin, run)
-            .map_err(|source| damaged(extent, index as usize, range, source))?;
-        whole.directories.extend_from_slice(directory);
+        let bytes = &all[within(range.start)..within(range.end)];
+        let directory = Directory::decode(bytes, whole.origin, run)
+            .map_err(|source| damaged(extent, index, range, source))?;
+        whole.directories.extend_from_slice(bytes);
+        if !takes_all(index, run.log, &directory) {
+            parts.remove(&index);
+        }
     }
     Ok(())
 }

@@ -268,16 +268,22 @@ impl<'a> Target<'a> {
         Ok((vec![piece], composed.bytes, composed.leftovers))
     }
 
-    /// The new handles, of what was written, each with the place of the old one.
+    /// How many objects were written.
+    pub(super) fn written(&self) -> usize {
+        self.written.len()
+    }
+
+    /// The new handles, of what was written after so many objects, each with the place of its log.
     pub(super) fn handles(
         &self,
-        sources: &[Source<'_>],
+        sources: &[Source],
+        after: usize,
     ) -> Result<Vec<(usize, ChangelogHandle)>, CompactError> {
         let mut handles = Vec::with_capacity(sources.len());
-        for Source { handle, place, key_groups, .. } in sources {
-            let (log, from, to) = (handle.log(), handle.from(), handle.to());
-            let extents = self.written.iter().filter_map(|written| written.extent(log)).collect();
-            let new = ChangelogHandle::new(log, handle.name(), *key_groups, from, to, extents)?;
+        for Source { handle, place, .. } in sources {
+            let (log, key_groups, from, to) = (handle.log(), handle.key_groups(), handle.from(), handle.to());
+            let extents = self.written[after..].iter().filter_map(|written| written.extent(log)).collect();
+            let new = ChangelogHandle::new(log, handle.name(), key_groups, from, to, extents)?;
             handles.push((*place, new));
         }
         Ok(handles)

@@ -23,7 +23,7 @@ use crate::footer::{Footer, FooterError, PartEntry};
 use crate::handle::Extent;
 use crate::part::{Compression, Directory, PartError, PartId, Run};
 use crate::piece::{self, Place};
-use crate::types::{LogId, SequenceNumber};
+use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 
 /// Threads of readers that are opened without a changelog, for each bucket.
 const DOWNLOAD_THREADS: usize = 2;
@@ -34,6 +34,8 @@ const KEPT_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug)]
 pub(super) struct ObjectSource {
     pub log: LogId,
+    /// What is read of it.
+    pub key_groups: KeyGroupRange,
     pub extent: Extent,
 }
 
@@ -55,7 +57,7 @@ pub(super) struct PartRun {
 impl ObjectSource {
     /// The runs that hold changes of the extent, checked to hold all of them. Their directories follow each other.
     pub fn runs(&self, footer: &Footer) -> Result<Vec<PartRun>, ReadError> {
-        let ObjectSource { log, extent } = self;
+        let ObjectSource { log, extent, .. } = self;
         let mut needed = Vec::new();
         let mut due = extent.first;
         for (index, &run, directory) in footer.runs_of(*log) {
