@@ -339,8 +339,8 @@ pub enum PersistError {
     /// A log gets there that is not truncated for as many checkpoints; at half of that there is a warning.
     #[error(
         "the changes of log {log} from {from} on are in {objects} objects, more than a handle can name: take a snapshot of \
-         what they led to, truncate the log to {to} or further, and persist from there; to compact handles does not help, \
-         since the log goes on from its own objects"
+         what they led to, or compact the handles of the last checkpoint, truncate the log to {to} or further, and persist \
+         from there"
     )]
     TooManyObjects {
         /// The log.
