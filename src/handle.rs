@@ -14,8 +14,8 @@
 mod json;
 mod set;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -431,16 +431,16 @@ fn read_body(reader: &mut FieldReader<'_>) -> Result<ChangelogHandle, HandleErro
     let from = SequenceNumber(reader.varint("from")?);
     let to = add(from.0, reader.varint("to")?).map(SequenceNumber)?;
     let count = reader.count(EXTENTS_MAX, 1, "number of buckets")?;
-    let mut buckets = Vec::with_capacity(count);
+    let mut buckets = Buckets { urls: Vec::with_capacity(count), named: 0 };
     for _ in 0..count {
-        buckets.push(Arc::from(reader.text(BUCKET_BYTES_MAX, "bucket")?));
+        buckets.urls.push(Arc::from(reader.text(BUCKET_BYTES_MAX, "bucket")?));
     }
     let count = reader.count(EXTENTS_MAX, EXTENT_BYTES_MIN, "number of extents")?;
     let mut extents = Vec::with_capacity(count);
     let mut next = from;
     let mut pieces_read = 0;
     for _ in 0..count {
-        let pieces = read_pieces(reader, &buckets, HANDLE_PIECES_MAX - pieces_read)?;
+        let pieces = read_pieces(reader, &mut buckets, HANDLE_PIECES_MAX - pieces_read)?;
         pieces_read += pieces.len();
         let footer_offset = reader.varint("footer offset")?;
         let footer = footer_offset..add(footer_offset, reader.varint("footer length")?)?;
@@ -449,22 +449,41 @@ fn read_body(reader: &mut FieldReader<'_>) -> Result<ChangelogHandle, HandleErro
         extents.push(Extent { pieces, footer, token, first: next, end });
         next = end;
     }
+    let unique: HashSet<&str> = buckets.urls.iter().map(|url| &**url).collect();
+    if buckets.named < buckets.urls.len() || unique.len() < buckets.urls.len() {
+        return Err(invalid("it lists a bucket twice, or one that no piece names"));
+    }
     Ok(ChangelogHandle { log, name, key_groups, from, to, extents })
+}
+
+/// The buckets that a handle lists, in the order in which its pieces first name them: so a handle has one encoding.
+struct Buckets {
+    urls: Vec<Arc<str>>,
+    /// How many of them pieces have named.
+    named: usize,
+}
+
+impl Buckets {
+    fn get(&mut self, index: u64) -> Result<Arc<str>, HandleError> {
+        let index = usize::try_from(index).ok().filter(|index| *index <= self.named);
+        let url = index.and_then(|index| self.urls.get(index));
+        let url =
+            url.ok_or_else(|| invalid("a piece names a bucket that is not listed, or before its turn"))?;
+        self.named = self.named.max(index.map_or(0, |index| index + 1));
+        Ok(Arc::clone(url))
+    }
 }
 
 fn read_pieces(
     reader: &mut FieldReader<'_>,
-    buckets: &[Arc<str>],
+    buckets: &mut Buckets,
     max: usize,
 ) -> Result<Vec<Piece>, HandleError> {
     let count = reader.count(max.min(PIECES_MAX), PIECE_BYTES_MIN, "number of pieces")?;
     let mut pieces = Vec::with_capacity(count);
     for _ in 0..count {
-        let bucket =
-            usize::try_from(reader.varint("bucket index")?).ok().and_then(|index| buckets.get(index));
-        let bucket = bucket.ok_or_else(|| invalid("a piece names a bucket that is not listed"))?;
         pieces.push(Piece {
-            bucket: Arc::clone(bucket),
+            bucket: buckets.get(reader.varint("bucket index")?)?,
             object: reader.text(OBJECT_NAME_BYTES_MAX, "object name")?.to_owned(),
             offset: reader.varint("offset of a piece")?,
             bytes: reader.varint("length of a piece")?,

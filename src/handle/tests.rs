@@ -138,6 +138,42 @@ fn foreign_and_newer_input_is_named() {
     assert_eq!(ChangelogHandle::from_json(&json), Err(newer));
 }
 
+/// Each bucket once, in the order in which pieces name them: anything else would be a second encoding of the same handle.
+#[test]
+fn buckets_are_listed_as_they_are_named() {
+    let in_bucket = |object: &str, at, bucket: &str| {
+        let mut extent = extent(object, at, at + 1);
+        extent.pieces[0].bucket = bucket.into();
+        extent
+    };
+    let bytes = make(0, 2, vec![in_bucket("x", 0, "b:1"), in_bucket("y", 1, "b:2")]).unwrap().to_bytes();
+    let sealed = |body: &[u8]| {
+        let mut bytes =
+            [&HANDLE_MAGIC[..], &HANDLE_VERSION.to_le_bytes(), &(body.len() as u32).to_le_bytes(), body]
+                .concat();
+        bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
+        bytes
+    };
+    let body = &bytes[HEAD_BYTES..bytes.len() - CHECKSUM_BYTES];
+    assert_eq!(sealed(body), bytes);
+    let replaced = |old: &[u8], new: &[u8]| {
+        let at = body.windows(old.len()).position(|window| window == old).expect("it is there");
+        ChangelogHandle::from_bytes(&sealed(&[&body[..at], new, &body[at + old.len()..]].concat()))
+    };
+    // Numbers below 128 are one byte: the number, and a bit below it.
+    let [one, two, three, len] = [1, 2, 3, 3].map(|number| number << 1 | 1);
+    let listed = [&[two, len], &b"b:1"[..], &[len], b"b:2"].concat();
+    assert_eq!(replaced(&listed, &listed), ChangelogHandle::from_bytes(&bytes));
+    let exchanged = [&[two, len], &b"b:2"[..], &[len], b"b:1"].concat();
+    assert_eq!(replaced(&listed, &exchanged).unwrap().extents()[0].pieces[0].bucket, "b:2".into());
+    let twice = [&[two, len], &b"b:1"[..], &[len], b"b:1"].concat();
+    assert_invalid(replaced(&listed, &twice), "a bucket twice");
+    let unnamed = [&[three, len], &b"b:1"[..], &[len], b"b:2", &[len], b"b:3"].concat();
+    assert_invalid(replaced(&listed, &unnamed), "no piece names");
+    assert_invalid(replaced(&[1, one, b'x'], &[3, one, b'x']), "before its turn");
+    assert_invalid(replaced(&[3, one, b'y'], &[5, one, b'y']), "not listed");
+}
+
 proptest! {
     #[test]
     fn handles_come_back_from_both_forms(
@@ -174,6 +210,7 @@ proptest! {
         bytes.extend_from_slice(&checksum.to_le_bytes());
         if let Ok(handle) = ChangelogHandle::from_bytes(&bytes) {
             prop_assert_eq!(handle.check(), Ok(()));
+            prop_assert_eq!(handle.to_bytes(), bytes);
         }
     }
 }
