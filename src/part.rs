@@ -136,6 +136,8 @@ impl Directory {
 pub struct Changeset {
     records: Bytes,
     count: u64,
+    /// The end of its numbers; 0 without a change.
+    end: u64,
 }
 
 impl Changeset {
@@ -190,7 +192,20 @@ impl Changeset {
         if found != count {
             return Err(corrupt("another number of records than it says"));
         }
-        Ok(Changeset { records, count })
+        Ok(Changeset { records, count, end: due })
+    }
+
+    /// That every change has one of the numbers of the run that the changeset is in.
+    ///
+    /// # Errors
+    /// [`PartError::Corrupt`] if one has not: no checksum covers a run's numbers together with its changesets.
+    pub(crate) fn check_numbers(&self, run: Range<SequenceNumber>) -> Result<(), PartError> {
+        // They go up: the first and the last tell of all.
+        let first = self.records().next().map_or(run.start, |(first, _)| first);
+        if first < run.start || self.end > run.end.0 {
+            return Err(PartError::Corrupt("changeset", "a change whose number is not in its run"));
+        }
+        Ok(())
     }
 
     /// The verified bytes that values stand in.

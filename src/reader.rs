@@ -476,12 +476,13 @@ fn runs_of(source: &ObjectSource, footer: Asked<Arc<Footer>>) -> Result<Vec<Part
 /// Verifies the changesets of a range.
 fn unpack(source: &ObjectSource, range: &EntryRange, rope: &Rope) -> Result<ChangeBatch, Unread> {
     let (EntryRange { run, .. }, wanted) = (range, source.wanted());
+    let of_run = run.run.first..run.run.end;
     let start = range.bytes().start;
     let mut batch = ChangeBatch::new(source.log, range.entries().len());
     for entry in range.entries() {
         let bytes = rope.slice((entry.range.start - start) as usize..(entry.range.end - start) as usize);
         batch
-            .add(bytes, run.part, entry.group, run.compression, &wanted)
+            .add(bytes, run.part, entry.group, run.compression, of_run.clone(), &wanted)
             .map_err(|error| Unread::Changeset(entry.range.clone(), error))?;
     }
     Ok(batch)

@@ -5,13 +5,19 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::time::Duration;
 
 use common::{collect, objects, read};
+use tidelog::assemble::Assembler;
+use tidelog::block::{self, Block, BlockBuilder, BlockPlace};
+use tidelog::record::{FrameKind, Header};
+use tidelog::tail::Tail;
 use tidelog::{
-    Changelog, ChangelogHandle, ChangelogReader, KeyGroup, KeyGroupRange, LocalLogs, OpenError, Options,
-    ReadError, SequenceNumber,
+    Changelog, ChangelogHandle, ChangelogReader, CompactError, Compactor, Compression, Extent, KeyGroup,
+    KeyGroupRange, LocalLogs, LogId, OpenError, Options, Piece, ReadError, SequenceNumber,
 };
+use tidelog_upload::{Body, Lane, block_on, open_store};
 
 const ZERO: SequenceNumber = SequenceNumber::ZERO;
 
@@ -256,4 +262,72 @@ fn segments_without_a_manifest_are_not_written_over() {
     fs::remove_file(dir.path().join("local/MANIFEST")).unwrap();
     assert!(matches!(Changelog::open(tiny(dir.path())), Err(OpenError::ManifestMissing { .. })));
     assert!(!dir.path().join("local/MANIFEST").exists(), "nothing was made");
+}
+
+/// No checksum covers the numbers of a run, which stand in the footer, together with its changes: what another program wrote
+/// wrong is found by both being held against each other, before it is read twice or made into another object.
+#[test]
+fn a_change_outside_of_its_run_is_damage_to_readers_and_compactions() {
+    let block = |first: u64, values: &[&[u8]]| {
+        let mut builder = BlockBuilder::new(4096);
+        let mut bytes = vec![0; 4096];
+        let entry = builder.add_entry(0, LogId(7), SequenceNumber(first));
+        for value in values {
+            builder.push_value(&mut bytes, Header::new(FrameKind::Data, 1, 0, value.len()), &[], value);
+        }
+        builder.add_count(entry, values.len() as u32);
+        builder.finish(&mut bytes, false);
+        let place =
+            BlockPlace { directory: 0, segment: 0, epoch: 0, index: 0, offset: 0, number: 0, watermark: 0 };
+        block::seal(&mut bytes, &place);
+        bytes
+    };
+    // Of the first part the footer says that it ends before change 11, which the second one has.
+    let object = |first_end: u64| {
+        let (mut tail, mut object) = (Tail::new(5), Vec::new());
+        for (index, block) in [block(10, &[b"ten", b"eleven"]), block(11, &[b"eleven"])].iter().enumerate() {
+            let id = tail.footer().part_id(index as u32);
+            let kept = &mut |_| SequenceNumber(0)..SequenceNumber(u64::MAX);
+            let blocks = [Block::decode(block, None)];
+            let mut part = Assembler::new().assemble(blocks, kept, id, Compression::None).unwrap();
+            if index == 0 {
+                part.runs[0].end = SequenceNumber(first_end);
+            } else if first_end == 12 {
+                break;
+            }
+            object.extend(&part.bytes);
+            tail.push(Compression::None, part.runs, &part.directories);
+        }
+        let (end, footer) = tail.encode();
+        object.extend(end);
+        (object, footer)
+    };
+    for (first_end, sound) in [(12, true), (11, false)] {
+        let (bytes, footer) = object(first_end);
+        let bucket = format!("memory://outside-{first_end}");
+        let store = open_store(&bucket).unwrap();
+        let piece = |bytes: &[u8]| Piece {
+            bucket: bucket.as_str().into(),
+            object: "object".to_owned(),
+            offset: 0,
+            bytes: bytes.len() as u64,
+        };
+        let (first, end) = (SequenceNumber(10), SequenceNumber(12));
+        let extent = Extent { pieces: vec![piece(&bytes)], footer, token: 5, first, end };
+        let handle =
+            ChangelogHandle::new(LogId(7), "", KeyGroupRange::ALL, first, end, vec![extent]).unwrap();
+        block_on(store.put("object", Body::new(vec![bytes.into()]), Lane::Primary)).unwrap();
+        let read = ChangelogReader::open(slice::from_ref(&handle), KeyGroupRange::ALL)
+            .unwrap()
+            .map(|change| change.map(|change| change.number.0))
+            .collect::<Result<Vec<_>, _>>();
+        let compacted = Compactor::open(&bucket).unwrap().compact(slice::from_ref(&handle), None);
+        if sound {
+            assert_eq!(read.unwrap(), [10, 11]);
+            compacted.unwrap();
+        } else {
+            assert!(matches!(read, Err(ReadError::Damaged { part: 0, .. })), "{read:?}");
+            assert!(matches!(compacted, Err(CompactError::Read(ReadError::Damaged { part: 0, .. }))));
+        }
+    }
 }

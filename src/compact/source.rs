@@ -463,6 +463,7 @@ impl Loaded {
             let Range { start: first, end } = entry.range;
             let piece = bytes.slice((first - start) as usize..(end - start) as usize);
             let changeset = Changeset::decode(piece, run.part, handle.log(), entry.group, run.compression)
+                .and_then(|set| set.check_numbers(run.run.first..run.run.end).map(|()| set))
                 .map_err(|source| run.damaged(handle, run.offset + first..run.offset + end, source))?;
             self.changesets.push((key_of(entry), changeset));
             self.bytes += end - first;

@@ -66,14 +66,15 @@ impl ChangeBatch {
         ChangeBatch { log, changesets: Vec::new(), slots: Vec::new(), changes }
     }
 
-    /// Verifies a changeset, and adds the changes with wanted numbers; its arguments are those of [`Changeset::decode`].
-    /// After an error the batch is of no use.
+    /// Verifies a changeset of a run with these numbers, and adds the changes with wanted ones; its other arguments are those
+    /// of [`Changeset::decode`]. After an error the batch is of no use.
     pub(super) fn add(
         &mut self,
         bytes: Bytes,
         part: PartId,
         key_group: Option<KeyGroup>,
         compression: Compression,
+        of_run: Range<SequenceNumber>,
         wanted: &Range<SequenceNumber>,
     ) -> Result<(), PartError> {
         let slots = &mut self.slots;
@@ -83,6 +84,7 @@ impl ChangeBatch {
             }
         };
         let changeset = Changeset::decode_and_visit(bytes, part, self.log, key_group, compression, visit)?;
+        changeset.check_numbers(of_run)?;
         self.changesets.push(Slots { key_group, bytes: changeset.bytes().clone(), end: self.slots.len() });
         Ok(())
     }
@@ -221,9 +223,12 @@ mod tests {
             [(3, changeset(3, &[10, 12, 19])), (5, changeset(5, &[])), (6, changeset(6, &[11, 20]))];
         let batch = |first, end| {
             let wanted = SequenceNumber(first)..SequenceNumber(end);
+            let of_run = SequenceNumber(10)..SequenceNumber(21);
             let mut batch = ChangeBatch::new(LOG, 3);
             for (group, bytes) in changesets.clone() {
-                batch.add(bytes, PART, Some(KeyGroup(group)), Compression::None, &wanted).unwrap();
+                batch
+                    .add(bytes, PART, Some(KeyGroup(group)), Compression::None, of_run.clone(), &wanted)
+                    .unwrap();
             }
             found(&batch)
         };
@@ -235,6 +240,20 @@ mod tests {
         assert_eq!(batch(13, 20), [(3, 19)]);
         assert_eq!(batch(13, 19), []);
         assert_eq!(found(&ChangeBatch::new(LOG, 0)), []);
+    }
+
+    #[test]
+    fn numbers_that_are_not_in_the_run_are_refused() {
+        let add = |numbers: &[u64], first, end| {
+            let (of_run, group) = (SequenceNumber(first)..SequenceNumber(end), Some(KeyGroup(3)));
+            let wanted = SequenceNumber(0)..SequenceNumber(100);
+            let bytes = changeset(3, numbers);
+            ChangeBatch::new(LOG, 1).add(bytes, PART, group, Compression::None, of_run, &wanted)
+        };
+        assert_eq!(add(&[10, 12, 19], 10, 20), Ok(()));
+        assert_eq!(add(&[], 10, 20), Ok(()));
+        assert!(matches!(add(&[10, 12, 19], 11, 20), Err(PartError::Corrupt(..))));
+        assert!(matches!(add(&[10, 12, 19], 10, 19), Err(PartError::Corrupt(..))));
     }
 
     #[test]
