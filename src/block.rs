@@ -457,9 +457,13 @@ impl<'a> Block<'a> {
         }
         let block = Block { header, frames, table };
         for entry in block.logs() {
-            if entry.slot >= SLOTS_MAX || entry.first.0.checked_add(u64::from(entry.count)).is_none() {
+            // No number is the last that there is, so that the one behind it is a number too.
+            if entry.slot >= SLOTS_MAX || entry.first.0.checked_add(u64::from(entry.count) + 1).is_none() {
                 return Err(BlockError::Corrupt("an entry of the log table is out of range"));
             }
+        }
+        if header.place.number == u64::MAX {
+            return Err(BlockError::Corrupt("no block follows a block of its number"));
         }
         Ok(block)
     }

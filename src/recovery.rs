@@ -8,7 +8,7 @@
 //! log, if it was still in flight; each block says below which number all were durable when it was written, and a bad
 //! block below any such watermark is damage, not an end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -441,7 +441,11 @@ fn trim(bytes: &[u8]) -> Result<(Vec<u8>, bool), BlockError> {
     }
     let mut builder = BlockBuilder::new(block.header().len);
     let mut buffer = vec![0; block.header().len];
+    let mut slots = BTreeSet::new();
     for entry in block.logs() {
+        if !slots.insert(entry.slot) {
+            return Err(BlockError::Corrupt("two logs in one slot"));
+        }
         let index = builder.add_entry(entry.slot, entry.log, entry.first);
         builder.add_count(index, entry.count);
     }
@@ -479,4 +483,28 @@ fn check_logs(directory: &Path, state: &ManifestState, recovered: &mut Recovered
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::tests::seal_damaged;
+    use crate::block::{BLOCK_HEADER_BYTES, TABLE_ENTRY_BYTES};
+
+    #[test]
+    fn a_block_that_contradicts_itself_is_not_built_again() {
+        let mut builder = BlockBuilder::new(BLOCK_ALIGN_BYTES);
+        let mut bytes = vec![0; BLOCK_ALIGN_BYTES];
+        builder.add_entry(1, LogId(1), SequenceNumber(0));
+        builder.add_entry(2, LogId(2), SequenceNumber(0));
+        builder.push_value(&mut bytes, Header::new(FrameKind::FragmentFirst, 0, 1, 8), &[8; 8], &[]);
+        builder.finish(&mut bytes, true);
+        seal_damaged(&mut bytes);
+        assert!(trim(&bytes).is_ok());
+        let slot = BLOCK_HEADER_BYTES + 16 + TABLE_ENTRY_BYTES;
+        assert_eq!(bytes[slot], 2);
+        bytes[slot] = 1;
+        seal_damaged(&mut bytes);
+        assert_eq!(trim(&bytes).unwrap_err(), BlockError::Corrupt("two logs in one slot"));
+    }
 }

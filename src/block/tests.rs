@@ -186,6 +186,27 @@ fn unknown_flags_and_used_gaps_are_refused() {
     }
 }
 
+/// Whoever has a block may count on from its numbers.
+#[test]
+fn the_last_of_all_numbers_is_refused() {
+    let sealed = |number, first, count| {
+        let mut builder = BlockBuilder::new(4096);
+        let mut buffer = vec![0; 4096];
+        let entry = builder.add_entry(0, LogId(1), SequenceNumber(first));
+        builder.add_count(entry, count);
+        builder.finish(&mut buffer, false);
+        seal(&mut buffer, &BlockPlace { number, ..PLACE });
+        Block::decode(&buffer, None).map(drop)
+    };
+    assert_eq!(sealed(u64::MAX - 1, u64::MAX - 9, 8), Ok(()));
+    for (number, first, count) in [(u64::MAX, 0, 8), (0, u64::MAX - 9, 9), (0, u64::MAX, 0)] {
+        assert!(
+            matches!(sealed(number, first, count), Err(BlockError::Corrupt(_))),
+            "{number} {first} {count}"
+        );
+    }
+}
+
 #[test]
 fn the_table_has_room_to_the_last_byte() {
     let mut builder = BlockBuilder::new(4096);
