@@ -20,6 +20,10 @@ loom:
 tsan:
     bash .ci/run tsan
 
+# Every decoder on a fuzzer's bytes; FUZZ_RUNS, FUZZ_SEED and FUZZ_CORPUS for more of them: see fuzz/run.
+fuzz:
+    bash .ci/run fuzz
+
 # The benches in earnest; on a quiet machine only.
 bench:
     bash .ci/run bench
