@@ -560,6 +560,8 @@ impl Drop for UringDisk {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::aligned::AlignedBuf;
 
@@ -596,6 +598,51 @@ mod tests {
         }
         assert_eq!(op.advance(-libc::EAGAIN).unwrap().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(op.advance(-libc::EIO).unwrap().unwrap_err().raw_os_error(), Some(libc::EIO));
+    }
+
+    /// The flags of the writes that are queued and not started, as the kernel reads them; empty if it does not tell.
+    fn queued_flags(disk: &UringDisk) -> Vec<i32> {
+        let ring = disk.ring.uring.as_raw_fd();
+        let told = fs::read_to_string(format!("/proc/self/fdinfo/{ring}")).unwrap();
+        let flags = told.lines().filter_map(|line| line.split_once("rw_flags:0x"));
+        flags.map(|(_, rest)| i32::from_str_radix(rest.split(',').next().unwrap(), 16).unwrap()).collect()
+    }
+
+    /// No error and no missing byte would show it but after a power cut: the kernel is asked what it was told.
+    #[test]
+    fn each_write_asks_to_be_durable_exactly_where_that_is_promised() {
+        const WRITES: usize = 2 * KICK_WRITES - 1;
+        let arena = Arena::new(4096, WRITES).unwrap();
+        for (durability, flags) in [(Durability::Power, libc::RWF_DSYNC), (Durability::Process, 0)] {
+            for (arena, registered_file) in
+                [(None, false), (None, true), (Some(&arena), false), (Some(&arena), true)]
+            {
+                let dir = tempfile::tempdir_in(".").unwrap();
+                let Ok(mut disk) = UringDisk::open(dir.path(), durability, WRITES, arena) else {
+                    eprintln!("SKIPPED: io_uring or O_DIRECT is refused here");
+                    return;
+                };
+                fs::write(dir.path().join("a"), [0; 4096 * WRITES]).unwrap();
+                let file = disk.open("a").unwrap();
+                disk.files[file.0 as usize].registered &= registered_file;
+                for index in 0..WRITES {
+                    let buffer = match arena {
+                        Some(arena) => arena.try_take().unwrap(),
+                        None => AlignedBuf::alone(4096).unwrap(),
+                    };
+                    let offset = (index * 4096) as u64;
+                    disk.submit(Write { token: 0, file, offset, buffer, len: 4096 }).unwrap();
+                }
+                // The first ones are started one by one; these are not, until something is waited for.
+                assert_eq!(disk.ring.queued(), KICK_WRITES - 1);
+                let queued = queued_flags(&disk);
+                if queued.is_empty() {
+                    eprintln!("SKIPPED: this kernel does not tell what is queued");
+                    return;
+                }
+                assert_eq!(queued, [flags; KICK_WRITES - 1], "{durability:?}, {:?}", disk.info());
+            }
+        }
     }
 
     #[test]

@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 use tidelog_io::aligned::{AlignedBuf, Arena};
 use tidelog_io::disk::{Completion, Disk, Durability, Write};
 use tidelog_io::engine::{EngineChoice, open_best};
@@ -60,10 +62,10 @@ fn uring(dir: &Path, arena: Option<&Arena>) -> Option<UringDisk> {
     disk.map_err(|error| eprintln!("SKIPPED: io_uring does not work here ({error})")).ok()
 }
 
-/// Lets a system call fail from now on, for this thread and those that it starts.
-fn refuse(call: i64, errno: u32) {
+/// Lets a system call fail from now on, for all threads: in any case, or where one of the rules applies.
+fn refuse(call: i64, rules: Vec<SeccompRule>, errno: u32) {
     let filter = SeccompFilter::new(
-        BTreeMap::from([(call, Vec::new())]),
+        BTreeMap::from([(call, rules)]),
         SeccompAction::Allow,
         SeccompAction::Errno(errno),
         std::env::consts::ARCH.try_into().unwrap(),
@@ -132,7 +134,7 @@ mod forbidden_io_uring {
 
     fn forbid_io_uring() {
         const IO_URING_SETUP: i64 = 425;
-        refuse(IO_URING_SETUP, 1);
+        refuse(IO_URING_SETUP, Vec::new(), 1);
     }
 }
 
@@ -163,9 +165,11 @@ mod broken_sync {
                 (disk, dir, direct, durability)
             })
             .collect();
-        // Writes with RWF_DSYNC, and fdatasync.
-        for call in [libc::SYS_pwritev2, libc::SYS_fdatasync] {
-            refuse(call, Errno::IO.raw_os_error() as u32);
+        let dsync = libc::RWF_DSYNC as u64;
+        let flags = SeccompCondition::new(5, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(dsync), dsync);
+        let with_dsync = SeccompRule::new(vec![flags.unwrap()]).unwrap();
+        for (call, rules) in [(libc::SYS_pwritev2, vec![with_dsync]), (libc::SYS_fdatasync, Vec::new())] {
+            refuse(call, rules, Errno::IO.raw_os_error() as u32);
         }
         for (mut disk, dir, direct, durability) in disks {
             let written = write_and_wait(&mut disk, dir.path(), 0, 1).result;
