@@ -12,6 +12,8 @@
 mod freed;
 mod holds;
 mod quota;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;

@@ -263,3 +263,81 @@ fn no_handle_names_an_object_that_a_sick_directory_does_not_know() {
     }
     assert!(refused > 0 && recorded_late > 0, "{refused} refused, {recorded_late} recorded late");
 }
+
+/// What one directory has, to the next open: the numbers and values of a log.
+fn found(changelog: &Changelog, name: &str) -> Vec<(u64, Vec<u8>)> {
+    let log = changelog.recovered().iter().find(|log| log.name() == name).expect("the log is there");
+    let changes = log.read(KeyGroupRange::ALL).unwrap().map(Result::unwrap);
+    changes.map(|change| (change.number.0, change.value.to_vec())).collect()
+}
+
+fn expected(values: &[&[u8]]) -> Vec<(u64, Vec<u8>)> {
+    (0..).zip(values.iter().map(|value| value.to_vec())).collect()
+}
+
+fn segments(world: &SimWorld) -> BTreeSet<String> {
+    let files = world.files().list().unwrap().into_iter().map(|(name, _)| name);
+    files.filter(|name| name.starts_with("segment-")).collect()
+}
+
+/// A segment to which a write failed is removed when it is released. The manifest must not name it then.
+#[test]
+fn a_segment_file_stays_until_its_release_is_durable() {
+    let world = SimWorld::new(7);
+    let options = || {
+        let options = options().segment_bytes(16 << 10).local_bytes(256 << 10).local_retention_bytes(0);
+        options.preemptive_upload(false)
+    };
+    let (changelog, store) = open(&world, options());
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    writer.append(KeyGroup(0), b"one").unwrap();
+    resolved!(changelog, writer.sync()).unwrap();
+    world.inject(Fault::WriteError, 0);
+    writer.append(KeyGroup(0), b"two").unwrap();
+    resolved!(changelog, writer.sync()).unwrap();
+    let before = segments(&world);
+    // Nothing can be recorded any more, and nothing is kept for that.
+    world.files().remove(RESERVE_NAME).unwrap();
+    world.set_capacity_bytes(Some(0));
+    writer.truncate(SequenceNumber(1)).unwrap();
+    (0..200).for_each(|_| _ = changelog.step());
+    assert!(segments(&world).is_superset(&before));
+    world.kill(1);
+    drop((writer, changelog));
+    world.set_capacity_bytes(None);
+    let changelog = open_with(&world, options(), &store);
+    assert_eq!(found(&changelog, "log"), expected(&[b"one", b"two"]));
+}
+
+#[test]
+fn a_directory_out_of_service_keeps_the_segments_that_its_manifest_names() {
+    let world = SimWorld::new(7);
+    let options = || {
+        let options = options().segment_bytes(16 << 10).local_bytes(256 << 10).local_retention_bytes(0);
+        options.preemptive_upload(false)
+    };
+    let (changelog, store) = open(&world, options());
+    let [mut writer, mut broken] =
+        ["log", "broken"].map(|name| changelog.create_writer(name, KeyGroupRange::ALL).unwrap());
+    writer.append(KeyGroup(0), b"one").unwrap();
+    resolved!(changelog, writer.sync()).unwrap();
+    world.inject(Fault::WriteError, 0);
+    writer.append(KeyGroup(0), b"two").unwrap();
+    resolved!(changelog, writer.sync()).unwrap();
+    let before = segments(&world);
+    world.hold(true);
+    broken.append(KeyGroup(0), b"in flight").unwrap();
+    let synced = broken.sync();
+    changelog.step();
+    world.inject(Fault::EngineBreaks, 0);
+    assert!(resolved!(changelog, synced).is_err());
+    resolved!(changelog, writer.persist_durably(ZERO)).unwrap();
+    writer.truncate(SequenceNumber(2)).unwrap();
+    (0..200).for_each(|_| _ = changelog.step());
+    assert!(segments(&world).is_superset(&before), "what the next open looks for");
+    world.kill(1);
+    world.hold(false);
+    drop((writer, broken, changelog));
+    let changelog = open_with(&world, options(), &store);
+    assert_eq!(found(&changelog, "log"), expected(&[b"one", b"two"]));
+}

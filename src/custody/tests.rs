@@ -1,0 +1,94 @@
+//! That what nobody needs goes, also where its upload is slow to end.
+
+use std::time::Instant;
+
+use tidelog_io::directory::Manifest;
+use tidelog_io::ring::Bell;
+use tidelog_io::sim::SimWorld;
+
+use super::*;
+use crate::checkpoint::Request;
+use crate::device::Budget;
+use crate::manifest::ManifestState;
+use crate::piece::Piece;
+use crate::types::KeyGroupRange;
+
+const LOG: LogId = LogId(1);
+const OBJECT: &str = "tidelog/00000001-0000000000000007";
+const NOBODY: fn(LogId) -> Option<SequenceNumber> = |_| None;
+
+/// Of one directory, with a log, and an object on its way.
+fn custody() -> Custody {
+    let manifest = Manifest::create(SimWorld::new(1).files(), 5).unwrap();
+    let ledger = Arc::new(Ledger::new(ManifestState::default(), manifest));
+    let log = ManifestRecord::LogCreated { log: LOG, name: "log".to_owned(), key_groups: KeyGroupRange::ALL };
+    let (buckets, object) = (vec!["memory://".into()], OBJECT.to_owned());
+    ledger.record(vec![log, ManifestRecord::UploadOpened { buckets, object, token: 7 }]).unwrap();
+    let device = Device::new(0, Bell::new(Arc::new(|| {})), 64 << 10, 1, Budget::new(0)).unwrap();
+    let holding = Holding {
+        directory: PathBuf::from("/simulated"),
+        device: Arc::new(device),
+        ledger,
+        retention: Retention::new(0),
+        readers: Arc::default(),
+        unreleased: Vec::new(),
+        index: Arc::default(),
+        keep: Keep::NONE,
+    };
+    Custody::new(vec![holding], None)
+}
+
+/// The object with the first ten changes of the log is complete.
+fn complete(custody: &mut Custody) {
+    let piece = Piece { bucket: "memory://".into(), object: OBJECT.to_owned(), offset: 0, bytes: 100 };
+    let object = CompletedObject {
+        object: OBJECT.to_owned(),
+        token: 7,
+        pieces: vec![piece],
+        footer: 90..100,
+        blocks_end: 1,
+        ranges: Vec::new(),
+    };
+    let range = LogRange { log: LOG, first: SequenceNumber(0), end: SequenceNumber(10) };
+    custody.complete(0, &object, &[range]).unwrap();
+}
+
+fn offered(custody: &mut Custody) -> Vec<String> {
+    custody.tidy(NOBODY).into_iter().map(|object| object.object).collect()
+}
+
+/// A race that was lost may hang in a bucket that is dead, and what it left is swept for long.
+#[test]
+fn what_was_truncated_before_it_was_complete_goes_before_its_upload_is_settled() {
+    let mut custody = custody();
+    custody.truncate(0, LOG, SequenceNumber(10));
+    assert_eq!(offered(&mut custody), [""; 0]);
+    complete(&mut custody);
+    assert_eq!(offered(&mut custody), [OBJECT]);
+    custody.deleted(OBJECT, true);
+    custody.settled(OBJECT);
+    assert_eq!(offered(&mut custody), [""; 0], "once");
+    assert!(
+        custody.holdings[0].ledger.read(|state| state.objects().is_empty() && state.uploads().is_empty())
+    );
+}
+
+/// While an upload is not settled, the pieces of its object must be known: all else of its name is swept.
+#[test]
+fn what_was_handed_over_and_let_go_of_is_forgotten_once_its_upload_is_settled() {
+    let mut custody = custody();
+    complete(&mut custody);
+    let (from, to) = (SequenceNumber(0), SequenceNumber(10));
+    let request = Request { log: LOG, device: 0, from, to, asked_at: Instant::now(), end: None };
+    let handle = custody.holdings[0].ledger.handle(&request).unwrap();
+    custody.hand_over("chk", &[handle]).unwrap();
+    custody.truncate(0, LOG, SequenceNumber(10));
+    custody.release("chk").unwrap();
+    let is_known =
+        |custody: &Custody| custody.holdings[0].ledger.read(|state| state.objects().contains_key(OBJECT));
+    assert_eq!(offered(&mut custody), [""; 0], "it is the registry's");
+    assert!(is_known(&custody));
+    custody.settled(OBJECT);
+    assert_eq!(offered(&mut custody), [""; 0]);
+    assert!(!is_known(&custody));
+}
