@@ -112,6 +112,14 @@ impl Checkpoints {
         }
     }
 
+    /// Takes out the requests of devices for which `stuck` holds of which some is not in blocks yet.
+    pub fn take_unmarked(&mut self, stuck: impl Fn(usize) -> bool) -> Vec<(RequestId, Request)> {
+        let is_stuck = |request: &Request| request.end.is_none() && stuck(request.device);
+        let waiting = self.waiting.iter().filter(|(_, waiting)| is_stuck(&waiting.request));
+        let taken: Vec<RequestId> = waiting.map(|(id, _)| *id).collect();
+        taken.into_iter().filter_map(|id| Some((id, self.waiting.remove(&id)?.request))).collect()
+    }
+
     /// The lowest number that a waiting request of `log` needs: what truncation must leave alone until then.
     pub fn needed_from(&self, log: LogId) -> Option<SequenceNumber> {
         let requests = self.waiting.values().map(|waiting| &waiting.request);

@@ -10,7 +10,8 @@
 //! 2. One object is open at a time, and a few more wait for their commits, in any order.
 //! 3. A request is answered with a handle only after the objects that it names are proven and recorded durably.
 //! 4. A failed object gives its blocks back, and those who asked for it join the next one, until their time is over; only
-//!    an error that does not pass by itself is told at once, and only to them.
+//!    an error that does not pass by itself is told at once, and only to them, and to those who wait for the room on a full
+//!    disk that it was to make.
 //! 5. Bytes handed to the driver and not let go by it are at most seven eighths of its budget and a part: the driver always
 //!    lets go of enough of that by itself.
 

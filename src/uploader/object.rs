@@ -421,7 +421,11 @@ impl Uploader {
         let again_at = now + pause.mul_f64(0.5 + share / 2.0);
         self.retry_at = Some(again_at);
         if permanent {
+            // What these need waits for the room that the object was to make.
+            let pressed: Vec<usize> = self.parts.custody.pressed().collect();
+            let stuck = self.checkpoints.take_unmarked(|device| pressed.contains(&device));
             self.answer_all(requests, &error);
+            self.answer_all(stuck, &error);
         } else {
             let error = Arc::new(error);
             for (id, request) in requests {

@@ -95,6 +95,37 @@ fn what_does_not_pass_by_itself_is_told_at_once_and_only_to_those_who_asked() {
     assert_eq!(machine.values(&handle), [b"one".to_vec()]);
 }
 
+/// What they are to persist is in no block: that has to wait for an upload that makes room for it.
+#[test]
+fn on_a_full_disk_those_who_wait_are_told_too_what_does_not_pass_by_itself() {
+    let machine = Machine::new(1);
+    let changelog = machine.open(machine.options());
+    let mut writer = writer(&changelog, "log");
+    machine.stores[0].deny.store(true, Ordering::Relaxed);
+    let (mut appended, mut refused) = (Vec::new(), 0);
+    while refused < 20 {
+        let value = (appended.len() as u64).to_le_bytes().repeat(128);
+        if writer.try_append(KeyGroup(1), &value).is_ok() {
+            (refused, _) = (0, appended.push(value));
+        } else {
+            refused += 1;
+            machine.pass(&changelog, SECOND);
+        }
+    }
+    for _ in 0..2 {
+        // Attempts to make room go on, with pauses of up to eight seconds.
+        match machine.within(&changelog, 10 * SECOND, writer.persist_durably(ZERO)) {
+            Some(Err(PersistError::Upload { source, .. })) => {
+                assert_eq!(*source.kind(), StoreErrorKind::Denied);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    machine.stores[0].deny.store(false, Ordering::Relaxed);
+    let handle = machine.within(&changelog, 60 * SECOND, writer.persist_durably(ZERO));
+    assert!(machine.values(&handle.expect("in time").unwrap()) == appended);
+}
+
 #[test]
 fn with_one_bucket_of_two_dead_persists_go_on_and_nothing_stays_behind() {
     for dead in 0..2 {
