@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use crate::device::{Device, SpillRequest, lock};
 use crate::ledger::Ledger;
 use crate::local::index::LocalIndex;
-use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
+use crate::manifest::{CompletedObject, LogRange, ManifestRecord, ManifestState};
 use crate::queue::LocalBlock;
 use crate::retention::{Keep, Retention, SegmentUse};
 use crate::types::{LogId, SequenceNumber};
@@ -135,6 +135,14 @@ struct ClosedLog {
     device: usize,
     /// Changes from here on were neither persisted nor synced when it was closed: they are dropped.
     keep_to: SequenceNumber,
+}
+
+/// How far blocks below `end` are settled for good, as far as the manifest does not know it yet. Unlike retention's number
+/// it counts nothing that a closed log drops: that is back after the next open, if it is still there.
+fn newly_settled(index: &Mutex<LocalIndex>, end: u64, state: &ManifestState) -> Option<ManifestRecord> {
+    let known = state.settled();
+    let number = lock(index).missing_from(known..end, state);
+    (number > known).then_some(ManifestRecord::BlocksSettled { number })
 }
 
 /// What is kept of all devices.
@@ -320,7 +328,9 @@ impl Custody {
         }
         let name = object.object.as_str();
         let before = self.owned([name]);
-        let recorded = ledger.record(ManifestRecord::completed(CompletedObject { ranges, ..object.clone() }));
+        let records = ManifestRecord::completed(CompletedObject { ranges, ..object.clone() });
+        let index = &self.holdings[device].index;
+        let recorded = ledger.record_and(records, |state| newly_settled(index, object.blocks_end, state));
         self.count_again(before, [name]);
         // Meanwhile all of it may have been truncated.
         self.freed.insert(name.to_owned());
@@ -359,7 +369,11 @@ impl Custody {
 
     /// Blocks of `device` below `number` are settled.
     pub fn settle(&mut self, device: usize, number: u64) {
-        self.holdings[device].retention.settle(number);
+        let Holding { ledger, retention, index, .. } = &mut self.holdings[device];
+        retention.settle(number);
+        if let Some(record) = ledger.read(|state| newly_settled(index, retention.settled(), state)) {
+            ledger.note(record);
+        }
         self.release_segments(device);
     }
 

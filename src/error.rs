@@ -89,7 +89,7 @@ pub enum OpenError {
         /// What is wrong with it.
         source: RecordError,
     },
-    /// A block that was durable cannot be read any more.
+    /// A block that was durable cannot be read any more, and not all that was in it is known to be in objects or truncated.
     #[error(
         "{segment} in {directory} is damaged at byte {offset}: {source}; blocks after it were durable, so this is not a torn tail. \
              Restore its logs from their last checkpoint, and move the directory aside"

@@ -139,6 +139,21 @@ impl Ledger {
     /// # Panics
     /// If a record contradicts the state: a bug, and better loud than on disk.
     pub fn record(&self, records: Vec<ManifestRecord>) -> io::Result<()> {
+        self.record_and(records, |_| None)
+    }
+
+    /// As [`record`](Self::record), with what `follows` from the state that they lead to.
+    ///
+    /// # Errors
+    /// As [`record`](Self::record).
+    ///
+    /// # Panics
+    /// As [`record`](Self::record).
+    pub fn record_and(
+        &self,
+        records: Vec<ManifestRecord>,
+        follows: impl FnOnce(&ManifestState) -> Option<ManifestRecord>,
+    ) -> io::Result<()> {
         let mut inner = lock(&self.inner);
         let mut encoded = std::mem::take(&mut inner.noted);
         for record in records {
@@ -152,6 +167,10 @@ impl Ledger {
                 }
                 _ => {}
             }
+            inner.apply(record);
+        }
+        if let Some(record) = follows(&inner.state) {
+            encoded.push(record.encode());
             inner.apply(record);
         }
         if inner.detached.is_some() {

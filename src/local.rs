@@ -84,6 +84,7 @@ impl LocalLogs {
         let state = ManifestState::replay(content.records.iter().map(Vec::as_slice))
             .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
         let recovered = recover(0, &path, &*files, content.directory_id, &state)?;
+        recovered.warn_of_damage(&path);
         let found = recovered.logs(&state);
         let index = LocalIndex::of(&recovered);
         let site = Arc::new(LocalSite { path, files, index: None, _lock: Some(directory) });

@@ -66,8 +66,8 @@ pub struct CompletedObject {
     pub pieces: Vec<Piece>,
     /// Where its footer is, in bytes.
     pub footer: Range<u64>,
-    /// A block number of this directory: every change in blocks below it is in this object, in another complete one, or
-    /// truncated.
+    /// A block number of this directory: every change in blocks below it is in this object, in another complete one,
+    /// truncated, or dropped with its log.
     pub blocks_end: u64,
     /// The changes of this directory's logs in it. A log may have several ranges; none overlaps another object's.
     pub ranges: Vec<LogRange>,
@@ -121,6 +121,11 @@ pub enum ManifestRecord {
         /// The first epoch that the cut does not concern.
         epoch_below: u64,
         /// The first block number that does not count.
+        number: u64,
+    },
+    /// Every change in blocks below this number is in a complete object, or truncated.
+    BlocksSettled {
+        /// The number.
         number: u64,
     },
     /// A log exists.
@@ -244,6 +249,7 @@ const TAG_SEGMENT_SEALED: u8 = 14;
 const TAG_OBJECT_HELD: u8 = 15;
 const TAG_OBJECT_HANDED_OVER: u8 = 16;
 const TAG_HOLDER_RELEASED: u8 = 17;
+const TAG_BLOCKS_SETTLED: u8 = 18;
 
 impl ManifestRecord {
     /// The records that say that `object` is complete: one, or several if it has very many ranges.
@@ -298,6 +304,10 @@ impl ManifestRecord {
             ManifestRecord::Cut { epoch_below, number } => {
                 out.push(TAG_CUT);
                 varint::put(&mut out, *epoch_below);
+                varint::put(&mut out, *number);
+            }
+            ManifestRecord::BlocksSettled { number } => {
+                out.push(TAG_BLOCKS_SETTLED);
                 varint::put(&mut out, *number);
             }
             ManifestRecord::LogCreated { log, name, key_groups } => {
@@ -422,6 +432,7 @@ impl ManifestRecord {
             }
             TAG_OBJECT_HANDED_OVER => ManifestRecord::ObjectHandedOver { object: read_object(&mut reader)? },
             TAG_HOLDER_RELEASED => ManifestRecord::HolderReleased { holder: read_holder(&mut reader)? },
+            TAG_BLOCKS_SETTLED => ManifestRecord::BlocksSettled { number: reader.varint("block number")? },
             0 => return Err(ManifestError::Invalid("kind")),
             tag => return Err(ManifestError::NewerRecord { tag }),
         };

@@ -146,6 +146,11 @@ const METRICS: &[Metric] = &[
         &[],
         "times that a restore read from objects what local blocks should have held: a file is gone or damaged",
     ),
+    count(
+        "tidelog_local_retention_lost_total",
+        &[],
+        "opens that let go of blocks which were only kept for local restores, because some of them are damaged",
+    ),
     count("tidelog_manifest_failures_total", &[], "records that a manifest did not take; it is written anew"),
     count(
         "tidelog_write_failures_total",

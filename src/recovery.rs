@@ -7,32 +7,35 @@
 //! Blocks are numbered densely over the segments in the order of their epochs. The first that is missing or bad ends the
 //! log, if it was still in flight; each block says below which number all were durable when it was written, and a bad
 //! block below any such watermark is damage, not an end.
+//!
+//! Nobody needs a block that the manifest says is settled: it is only kept for local restores. Where one of them is damaged,
+//! it is let go of with all before it, so that the numbers of what is left have no hole, and end where new ones begin.
+
+mod scan;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
 use tidelog_io::directory::MANIFEST_NAME;
 use tidelog_io::disk::Files;
-use tidelog_io::segment::{BlockPlace, parse_segment_name, segment_name};
+use tidelog_io::segment::{parse_segment_name, segment_name};
 
-use crate::block::{self, BLOCK_ALIGN_BYTES, Block, BlockBuilder, BlockError, Expected};
+use self::scan::{Bad, Found, Scan};
+use crate::block::{self, BLOCK_ALIGN_BYTES, Block, BlockBuilder, BlockError};
 use crate::error::OpenError;
 use crate::local::index::whole_from;
 use crate::manifest::ManifestState;
-use crate::queue::{BlockRange, Held, LocalBlock};
+use crate::queue::{Held, LocalBlock};
 use crate::record::{FrameKind, Header};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 
-/// How much is read at once, in bytes.
-const WINDOW_BYTES: usize = 1 << 20;
-
 /// What was found in a directory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Recovered {
-    /// All durable blocks in the segments in use, in order.
+    /// All durable blocks in the segments in use, in order, but for those that were let go of.
     pub blocks: Vec<LocalBlock>,
     /// For each of them, the log whose change of the block before goes on in it.
     pub resumes: Vec<Option<LogId>>,
@@ -40,18 +43,31 @@ pub(crate) struct Recovered {
     pub next_number: u64,
     /// For each log with changes in those blocks, what they hold of it.
     pub ranges: BTreeMap<LogId, (SequenceNumber, SequenceNumber)>,
-    /// The segments in use, in the order of epochs.
+    /// The segments in use, in the order of epochs, but for those that were let go of.
     pub uses: Vec<SegmentUse>,
+    /// Segments in use that nobody needs, by number and epoch: something there is damaged, or behind it.
+    pub let_go: Vec<(u32, u64)>,
+    /// For which damage that was, or blocks of `uses` were left out.
+    pub damage: Option<OpenError>,
 }
 
-/// Where and why reading stopped.
-#[derive(Debug)]
-struct Bad {
-    segment: u32,
-    offset: u64,
-    error: BlockError,
-    /// The number that the bad block must have had, where a later one in its segment tells.
-    number: Option<u64>,
+impl Recovered {
+    /// Leaves out all blocks and uses so far: they are settled, and what comes next does not follow them.
+    fn leave_out(&mut self, damage: OpenError) {
+        self.blocks.clear();
+        self.resumes.clear();
+        self.let_go.extend(self.uses.drain(..).map(|used| (used.segment, used.epoch)));
+        self.damage = Some(damage);
+    }
+
+    /// Says what was let go of, if anything was.
+    pub fn warn_of_damage(&self, directory: &Path) {
+        if let Some(error) = &self.damage {
+            tracing::warn!(%error, directory = %directory.display(), segments = self.let_go.len(),
+                "blocks that were only kept for local restores are damaged, and let go of: restores read from objects what \
+                 stood there. Nothing is lost; if it happens again, replace the disk");
+        }
+    }
 }
 
 /// Whether a directory has a manifest. One with segments must have.
@@ -81,46 +97,60 @@ pub(crate) fn recover(
     let mut segments: Vec<(u64, u32)> =
         state.segments().iter().map(|(&segment, &epoch)| (epoch, segment)).collect();
     segments.sort_unstable();
-    let mut recovered = Recovered {
-        blocks: Vec::new(),
-        resumes: Vec::new(),
-        next_number: 0,
-        ranges: BTreeMap::new(),
-        uses: Vec::new(),
-    };
+    let settled = state.settled();
+    let mut recovered = Recovered::default();
     let mut expected: Option<u64> = None;
     let mut watermark = 0;
     let mut bad: Option<Bad> = None;
     // A use without blocks, and nothing known of the blocks before it.
     let mut empty: Option<u32> = None;
     for (epoch, segment) in segments {
-        let scan =
-            Scan { device, directory, files, directory_id, segment, epoch, limit: state.number_limit(epoch) };
-        let found = scan.run()?;
+        let limit = state.number_limit(epoch);
+        let scan = Scan { device, directory, files, directory_id, segment, epoch, limit, settled };
+        let mut found = scan.run()?;
         watermark = watermark.max(found.watermark);
-        check_sealed(directory, segment, state.sealed(segment), &found)?;
+        let sealed = state.sealed(segment);
+        if let Some(sealed) = sealed.clone()
+            && let Err(damage) = check_sealed(directory, segment, &sealed, &mut found)
+        {
+            if sealed.end > settled || expected.is_some_and(|due| due > sealed.start) {
+                return Err(damage);
+            }
+            recovered.leave_out(damage);
+            recovered.let_go.push((segment, epoch));
+            (expected, bad, empty) = (Some(sealed.end), None, None);
+            continue;
+        }
         let mut blocks = expected.unwrap_or(0)..expected.unwrap_or(0);
+        let mut trouble = found.damaged;
         for (block, resumes) in found.blocks {
-            if bad.is_some() {
-                break;
-            }
-            if let (Some(segment), Some(number), None) = (empty, block.number.checked_sub(1), expected) {
+            let number = block.number;
+            trouble = bad.take().or(trouble).or_else(|| match (expected, empty) {
+                (Some(due), _) if due != number => {
+                    let offset = block.place.map_or(0, |place| place.offset);
+                    let source = BlockError::Misplaced { what: "number", expected: due, found: number };
+                    Some(Bad::block(directory, segment, offset, source, Some(due)))
+                }
                 // Each use gets a block before the next one begins: at least the last of that one was in flight.
-                bad = Some(Bad { segment, offset: 0, error: BlockError::NotABlock, number: Some(number) });
-                break;
+                (None, Some(empty)) if number > 0 => {
+                    Some(Bad::block(directory, empty, 0, BlockError::NotABlock, Some(number - 1)))
+                }
+                _ => None,
+            });
+            if let Some(trouble) = trouble.take() {
+                if number > settled || expected.is_some_and(|due| due > number) {
+                    bad = Some(trouble);
+                    break;
+                }
+                // All that may be missing before this block is settled.
+                recovered.leave_out(trouble.error);
+                (expected, empty) = (None, None);
             }
-            let due = *expected.get_or_insert(block.number);
-            if block.number != due {
-                let offset = block.place.map_or(0, |place| place.offset);
-                let error = BlockError::Misplaced { what: "number", expected: due, found: block.number };
-                bad = Some(Bad { segment, offset, error, number: Some(due) });
-                break;
+            if expected.is_none() || blocks.is_empty() {
+                blocks.start = number;
             }
-            if blocks.is_empty() {
-                blocks.start = due;
-            }
-            expected = Some(due + 1);
-            blocks.end = due + 1;
+            expected = Some(number + 1);
+            blocks.end = number + 1;
             recovered.blocks.push(block);
             recovered.resumes.push(resumes);
         }
@@ -129,33 +159,35 @@ pub(crate) fn recover(
         {
             // An untouched rest is how every segment ends; what follows tells whether it is the end of all.
             end_of_scan.number = end_of_scan.number.or(expected);
-            let is_rest = matches!(end_of_scan.error, BlockError::NotABlock | BlockError::Misplaced { .. });
             // What does not count may be torn: it was written again elsewhere, or its process died.
             let counts =
                 scan.limit.is_none_or(|limit| end_of_scan.number.is_some_and(|number| number < limit));
-            if counts && (!is_rest || found.later) {
+            if end_of_scan.is_certain || (counts && (!end_of_scan.is_rest || found.later)) {
                 bad = Some(end_of_scan);
             }
         }
-        if blocks.is_empty() && scan.limit.is_none() && state.sealed(segment).is_none() {
+        if blocks.is_empty() && scan.limit.is_none() && sealed.is_none() {
             empty.get_or_insert(segment);
         }
-        recovered.uses.push(SegmentUse { segment, epoch, blocks });
+        // As it was sealed, also where some of it was left out: it is sealed so again.
+        recovered.uses.push(SegmentUse { segment, epoch, blocks: sealed.unwrap_or(blocks) });
     }
     let first_bad = bad.as_ref().and_then(|bad| bad.number);
     let end = expected.or(first_bad).unwrap_or(0).max(state.next_number());
-    let lost = match &bad {
-        Some(bad) => bad.number.unwrap_or(end) < watermark,
-        None => false,
-    };
-    if let (true, Some(bad)) = (lost, bad) {
-        let (directory, segment) = (directory.to_owned(), segment_name(bad.segment));
-        return Err(OpenError::Damaged { directory, segment, offset: bad.offset, source: bad.error });
+    let is_lost =
+        |bad: &mut Bad| bad.is_certain || (watermark > settled && bad.number.unwrap_or(end) < watermark);
+    if let Some(bad) = bad.take_if(is_lost) {
+        return Err(bad.error);
     }
-    if end < watermark {
+    if watermark > settled && end < watermark {
         return Err(missing(directory, &recovered, end, watermark));
     }
-    recovered.next_number = end;
+    if let Some(end) = expected.filter(|end| *end < settled && !recovered.blocks.is_empty()) {
+        // New blocks are not to have the numbers of settled ones, nor to come behind a hole.
+        let damage = bad.map_or_else(|| missing(directory, &recovered, end, settled), |bad| bad.error);
+        recovered.leave_out(damage);
+    }
+    recovered.next_number = end.max(settled);
     trim_unfinished(directory, files, &mut recovered)?;
     check_logs(directory, state, &mut recovered)?;
     Ok(recovered)
@@ -190,33 +222,29 @@ fn check_uses(
     Ok(())
 }
 
-/// A use that was ended cleanly holds what it held then.
+/// A use that was ended cleanly holds what it held then, but for blocks that nobody needs.
 fn check_sealed(
     directory: &Path,
     segment: u32,
-    sealed: Option<std::ops::Range<u64>>,
-    found: &Found,
+    sealed: &Range<u64>,
+    found: &mut Found,
 ) -> Result<(), OpenError> {
-    let Some(sealed) = sealed else { return Ok(()) };
-    let numbers = found.blocks.iter().map(|(block, _)| block.number);
-    if numbers.eq(sealed.clone()) {
+    let numbers = || found.blocks.iter().map(|(block, _)| block.number);
+    let start = numbers().next().filter(|_| found.damaged.is_some()).unwrap_or(sealed.start);
+    if numbers().eq(start..sealed.end) && sealed.start <= start {
         return Ok(());
     }
-    let (offset, source) = match &found.bad {
-        Some(bad) => (bad.offset, bad.error.clone()),
-        None => {
-            let offset =
-                found.blocks.last().and_then(|(block, _)| Some(block.place?.offset + block.len as u64));
+    let bad = found.bad.take().or(found.damaged.take());
+    Err(bad.map_or_else(
+        || {
+            let last = found.blocks.last();
+            let offset = last.and_then(|(block, _)| Some(block.place?.offset + block.len as u64));
             let (have, needed) = (found.blocks.len(), (sealed.end - sealed.start) as usize);
-            (offset.unwrap_or(0), BlockError::Truncated { needed, have })
-        }
-    };
-    Err(OpenError::Damaged {
-        directory: directory.to_owned(),
-        segment: segment_name(segment),
-        offset,
-        source,
-    })
+            let source = BlockError::Truncated { needed, have };
+            Bad::block(directory, segment, offset.unwrap_or(0), source, None).error
+        },
+        |bad| bad.error,
+    ))
 }
 
 /// Blocks that were durable are gone without a trace of a bad one: a segment was cut short or replaced.
@@ -224,163 +252,8 @@ fn missing(directory: &Path, recovered: &Recovered, end: u64, watermark: u64) ->
     let last = recovered.blocks.last();
     let segment = last.and_then(|block| block.place).map_or(0, |place| place.segment);
     let offset = last.and_then(|block| Some(block.place?.offset + block.len as u64)).unwrap_or(0);
-    OpenError::Damaged {
-        directory: directory.to_owned(),
-        segment: segment_name(segment),
-        offset,
-        source: BlockError::Misplaced { what: "number", expected: watermark.saturating_sub(1), found: end },
-    }
-}
-
-struct Scan<'a> {
-    device: usize,
-    directory: &'a Path,
-    files: &'a dyn Files,
-    directory_id: u64,
-    segment: u32,
-    epoch: u64,
-    /// Blocks from this number on do not count.
-    limit: Option<u64>,
-}
-
-struct Found {
-    blocks: Vec<(LocalBlock, Option<LogId>)>,
-    /// The highest watermark in any valid block of this use.
-    watermark: u64,
-    /// Where the run of valid blocks ended; `None` at the end of the file.
-    bad: Option<Bad>,
-    /// Whether valid blocks of this use stand behind that.
-    later: bool,
-}
-
-impl Scan<'_> {
-    fn run(&self) -> Result<Found, OpenError> {
-        let mut found = Found { blocks: Vec::new(), watermark: 0, bad: None, later: false };
-        let mut window = Window { scan: self, start: 0, bytes: Vec::new() };
-        let mut offset = 0;
-        let mut index = 0;
-        loop {
-            let bytes = window.at(offset, BLOCK_ALIGN_BYTES)?;
-            if bytes.is_empty() {
-                break;
-            }
-            let needed = Block::peek_len(bytes).unwrap_or(BLOCK_ALIGN_BYTES);
-            let bytes = window.at(offset, needed)?;
-            let following = found.bad.is_none();
-            let decoded = if following {
-                let (directory, segment, epoch) = (self.directory_id, self.segment, self.epoch);
-                Block::decode(
-                    bytes,
-                    Some(&Expected { directory, segment, epoch, index, offset, number: None }),
-                )
-            } else {
-                self.decode_stray(bytes, offset)
-            };
-            match decoded {
-                Ok(block) => {
-                    let place = block.header().place;
-                    if self.limit.is_some_and(|limit| place.number >= limit) {
-                        // Written again elsewhere: neither it nor what follows here counts.
-                        break;
-                    }
-                    found.watermark = found.watermark.max(place.watermark);
-                    let len = block.header().len;
-                    if let Some(bad) = &mut found.bad {
-                        found.later = true;
-                        let behind = u64::from(place.index.saturating_sub(index));
-                        bad.number = bad.number.or(place.number.checked_sub(behind));
-                    } else {
-                        found.blocks.push((local_block(self.device, &block, place), resumed_log(&block)));
-                        index += 1;
-                    }
-                    offset += len as u64;
-                }
-                // Only a newer program can say what this is.
-                Err(source @ BlockError::NewerVersion { .. }) if following => {
-                    let (directory, segment) = (self.directory.to_owned(), segment_name(self.segment));
-                    return Err(OpenError::Damaged { directory, segment, offset, source });
-                }
-                Err(error) => {
-                    if following {
-                        found.bad = Some(Bad { segment: self.segment, offset, error, number: None });
-                    }
-                    offset += BLOCK_ALIGN_BYTES as u64;
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    /// A block of this use behind a bad one, where its index is not known.
-    fn decode_stray<'a>(&self, bytes: &'a [u8], offset: u64) -> Result<Block<'a>, BlockError> {
-        let block = Block::decode(bytes, None)?;
-        let place = block.header().place;
-        let own = (place.directory, place.segment, place.epoch, place.offset)
-            == (self.directory_id, self.segment, self.epoch, offset);
-        if own { Ok(block) } else { Err(BlockError::NotABlock) }
-    }
-}
-
-/// Reads a file forward in large pieces.
-struct Window<'a> {
-    scan: &'a Scan<'a>,
-    start: u64,
-    bytes: Vec<u8>,
-}
-
-impl Window<'_> {
-    /// The bytes from `offset` on: at least `len`, fewer only at the end of the file.
-    fn at(&mut self, offset: u64, len: usize) -> Result<&[u8], OpenError> {
-        let skip = usize::try_from(offset.saturating_sub(self.start)).unwrap_or(usize::MAX);
-        if offset < self.start || skip.saturating_add(len) > self.bytes.len() {
-            self.bytes.resize(len.max(WINDOW_BYTES), 0);
-            let name = segment_name(self.scan.segment);
-            let read = self
-                .scan
-                .files
-                .read_at(&name, offset, &mut self.bytes)
-                .map_err(|source| self.error(&name, source))?;
-            self.bytes.truncate(read);
-            self.start = offset;
-            return Ok(&self.bytes);
-        }
-        Ok(&self.bytes[skip..])
-    }
-
-    fn error(&self, name: &str, source: io::Error) -> OpenError {
-        let directory = self.scan.directory;
-        match source.kind() {
-            io::ErrorKind::NotFound => {
-                OpenError::SegmentMissing { directory: directory.to_owned(), segment: name.to_owned() }
-            }
-            _ => OpenError::Io { action: format!("reading {name} in {}", directory.display()), source },
-        }
-    }
-}
-
-fn local_block(device: usize, block: &Block<'_>, place: BlockPlace) -> LocalBlock {
-    let ranges = block.logs().map(|entry| BlockRange {
-        log: entry.log,
-        first: entry.first,
-        end: SequenceNumber(entry.first.0 + u64::from(entry.count)),
-    });
-    LocalBlock {
-        device,
-        number: place.number,
-        place: Some(place),
-        len: block.header().len,
-        held: None,
-        continues: block.header().continues,
-        ranges: ranges.collect(),
-    }
-}
-
-/// The log whose change of the block before goes on in this one.
-fn resumed_log(block: &Block<'_>) -> Option<LogId> {
-    let header = Header::read(block.frame_bytes())?;
-    let resumes = matches!(header.kind(), Some(FrameKind::FragmentMiddle | FrameKind::FragmentLast));
-    let entry = block.logs().find(|entry| resumes && entry.slot == header.slot())?;
-    Some(entry.log)
+    let source = BlockError::Misplaced { what: "number", expected: watermark.saturating_sub(1), found: end };
+    Bad::block(directory, segment, offset, source, None).error
 }
 
 /// Takes large changes whose ends are missing out of the blocks: the process died before they were written, and they were

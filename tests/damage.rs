@@ -331,3 +331,168 @@ fn a_change_outside_of_its_run_is_damage_to_readers_and_compactions() {
         }
     }
 }
+
+/// Blocks that the log of [`written_in_part`] is in, one change each.
+const CHANGES: u64 = 9;
+
+/// A log of which objects hold the first changes and the disk has the rest, too. Closed cleanly, or as a kill leaves it.
+fn written_in_part(dir: &Path, persisted: u64, killed: bool) -> Option<ChangelogHandle> {
+    let changelog = Changelog::open(tiny(dir)).unwrap();
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    let mut handle = None;
+    for number in 0..CHANGES {
+        writer.append(KeyGroup(0), &[number as u8; 3000]).unwrap();
+        writer.sync().wait().unwrap();
+        if number + 1 == persisted {
+            handle = Some(writer.persist_durably(ZERO).wait().unwrap());
+        }
+    }
+    let manifest = dir.join("local/MANIFEST");
+    let as_killed = fs::read(&manifest).unwrap();
+    changelog.close(Duration::from_secs(20)).unwrap();
+    if killed {
+        fs::write(&manifest, as_killed).unwrap();
+    }
+    handle
+}
+
+/// The blocks of all segments that were used once: file, place in it, number.
+fn blocks(dir: &Path) -> Vec<(PathBuf, std::ops::Range<usize>, u64)> {
+    let mut found = Vec::new();
+    for (path, bytes) in local_files(dir, "segment-") {
+        let mut at = 0;
+        while let Ok(len) = Block::peek_len(&bytes[at..]) {
+            let block = Block::decode(&bytes[at..at + len], None).unwrap();
+            found.push((path.clone(), at..at + len, block.header().place.number));
+            at += len;
+            if at == bytes.len() {
+                break;
+            }
+        }
+    }
+    found
+}
+
+fn put_back(dir: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) {
+    for path in local_files(dir, "").into_keys() {
+        fs::remove_file(path).unwrap();
+    }
+    for (path, bytes) in files {
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+/// All of the log is there, it can be gone on from there, and the next open finds that, too.
+fn must_open(dir: &Path, handle: Option<&ChangelogHandle>, end: u64, what: &str) {
+    let numbers = |content: common::Content| -> Vec<u64> {
+        content
+            .into_values()
+            .flatten()
+            .map(|(number, value)| {
+                assert_eq!(value, [number as u8; 3000], "{what}");
+                number
+            })
+            .collect()
+    };
+    {
+        let logs = LocalLogs::open(dir.join("local")).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let log = logs.logs().iter().find(|log| log.name() == "log").unwrap();
+        assert_eq!(log.end(), SequenceNumber(end), "{what}");
+    }
+    for times in 0..2 {
+        let changelog = Changelog::open(tiny(dir)).unwrap_or_else(|error| panic!("{what}, {times}: {error}"));
+        let log = changelog.recovered().iter().find(|log| log.name() == "log").unwrap();
+        assert_eq!(log.end(), SequenceNumber(end), "{what}");
+        assert!(numbers(collect(log.read(KeyGroupRange::ALL).unwrap())).into_iter().eq(0..end), "{what}");
+        if let Some(handle) = handle {
+            let restore = changelog.restore(std::slice::from_ref(handle)).unwrap();
+            assert!(numbers(collect(restore.reader_of_all())).into_iter().eq(0..handle.to().0), "{what}");
+        }
+        let later = changelog.recovered().iter().filter(|log| log.name() == "later");
+        assert!(later.map(|log| log.end().0).eq(vec![1; times]), "{what}");
+        let mut writer = changelog.create_writer("later", KeyGroupRange::ALL).unwrap();
+        writer.append(KeyGroup(0), b"later").unwrap();
+        writer.sync().wait().unwrap();
+        changelog.close(Duration::from_secs(20)).unwrap();
+    }
+}
+
+#[test]
+fn damage_of_what_is_only_kept_for_restores_does_not_keep_a_directory_from_being_opened() {
+    for (persisted, killed) in [(5, false), (5, true), (CHANGES, false), (CHANGES, true), (0, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let handle = written_in_part(dir.path(), persisted, killed);
+        let files = local_files(dir.path(), "");
+        let blocks = blocks(dir.path());
+        assert!(blocks.iter().map(|(.., number)| *number).eq(0..CHANGES), "{blocks:?}");
+        for (path, place, number) in &blocks {
+            let what = format!("block {number}, {persisted} persisted, killed: {killed}");
+            let bytes = &files[path];
+            let mut flipped = bytes.clone();
+            flipped[place.start + 1000] ^= 1;
+            let mut zeroed = bytes.clone();
+            zeroed[place.clone()].fill(0);
+            // What may have been in flight when the process was killed.
+            let is_end = killed && number + 1 == CHANGES;
+            for damaged in [flipped, zeroed] {
+                put_back(dir.path(), &files);
+                fs::write(path, damaged).unwrap();
+                if *number < persisted {
+                    must_open(dir.path(), handle.as_ref(), CHANGES, &what);
+                } else if is_end {
+                    must_open(dir.path(), handle.as_ref(), CHANGES - 1, &what);
+                } else {
+                    must_be_refused(dir.path(), &what);
+                }
+            }
+            let last_of_file = blocks.iter().filter(|(of, ..)| of == path).map(|(.., number)| *number).max();
+            let is_kept_only = last_of_file.unwrap() < persisted;
+            if killed && last_of_file == Some(CHANGES - 1) {
+                // Nothing tells what the last segment held when the process was killed.
+                continue;
+            }
+            for cut in [Some(place.start), Some(place.start + 1), None] {
+                put_back(dir.path(), &files);
+                match cut {
+                    Some(len) => fs::write(path, &bytes[..len]).unwrap(),
+                    None => fs::remove_file(path).unwrap(),
+                }
+                let what = format!("{what}, {} cut to {cut:?}", path.display());
+                if is_kept_only {
+                    must_open(dir.path(), handle.as_ref(), CHANGES, &what);
+                } else {
+                    let refused = Changelog::open(tiny(dir.path())).expect_err(&what);
+                    let named =
+                        matches!(refused, OpenError::Damaged { .. } | OpenError::SegmentMissing { .. });
+                    assert!(named, "{what}: {refused}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn damage_of_what_was_truncated_behind_what_is_kept_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(tiny(dir.path())).unwrap();
+    let mut kept = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    kept.append(KeyGroup(0), &[0; 3000]).unwrap();
+    let handle = kept.persist_durably(ZERO).wait().unwrap();
+    let mut gone = changelog.create_writer("gone", KeyGroupRange::ALL).unwrap();
+    for _ in 1..CHANGES {
+        gone.append(KeyGroup(0), &[7; 3000]).unwrap();
+        gone.sync().wait().unwrap();
+    }
+    gone.truncate(SequenceNumber(CHANGES - 1)).unwrap();
+    changelog.close(Duration::from_secs(20)).unwrap();
+    let files = local_files(dir.path(), "");
+    let blocks = blocks(dir.path());
+    assert!(blocks.iter().map(|(.., number)| *number).eq(0..CHANGES), "{blocks:?}");
+    for (path, place, number) in &blocks {
+        put_back(dir.path(), &files);
+        let mut damaged = files[path].clone();
+        damaged[place.start + 1000] ^= 1;
+        fs::write(path, damaged).unwrap();
+        must_open(dir.path(), Some(&handle), 1, &format!("block {number}"));
+    }
+}

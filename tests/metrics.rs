@@ -207,7 +207,10 @@ const NOT_SIMULATED: &str = "tidelog_engine_fallbacks_total";
 #[test]
 fn a_changelog_in_trouble_tells_every_metric_of_the_list_as_listed() {
     let listener = Listener::default();
-    metrics::with_local_recorder(&listener, trouble);
+    metrics::with_local_recorder(&listener, || {
+        trouble();
+        rot();
+    });
     let uploads: BTreeSet<&str> = tidelog_upload::metrics::METRICS.iter().map(|metric| metric.name).collect();
     let described = listener.described.into_inner().unwrap();
     for metric in all() {
@@ -232,13 +235,8 @@ fn a_changelog_in_trouble_tells_every_metric_of_the_list_as_listed() {
     assert_eq!(silent, [""; 0], "never told");
 }
 
-/// Appends, syncs and checkpoints while disks, manifests and buckets fail.
-fn trouble() {
-    const ZERO: SequenceNumber = SequenceNumber::ZERO;
-    let world = SimWorld::new(7);
-    let store = Arc::new(SimStore::new(3));
-    let (start, micros) = (Instant::now(), Arc::new(AtomicU64::new(0)));
-    let time = Arc::clone(&micros);
+fn open(world: &SimWorld, store: &Arc<SimStore>, micros: &Arc<AtomicU64>) -> Changelog {
+    let (start, time) = (Instant::now(), Arc::clone(micros));
     let mut random = SimRng::new(1);
     let options = Options::new("sim://0", "/sim")
         .persist_timeout(Duration::from_secs(10))
@@ -257,7 +255,33 @@ fn trouble() {
         clock: Arc::new(move || start + Duration::from_micros(time.fetch_add(10, Ordering::Relaxed))),
         random: Box::new(move || random.next_u64()),
     };
-    let changelog = Changelog::open_simulated(options, seams).unwrap();
+    Changelog::open_simulated(options, seams).unwrap()
+}
+
+/// A block that is only kept for restores is damaged between two uses of its directory.
+fn rot() {
+    let (world, store, micros) = (SimWorld::new(7), Arc::new(SimStore::new(3)), Arc::default());
+    let changelog = open(&world, &store, &micros);
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    writer.append(KeyGroup(0), b"one").unwrap();
+    let persisted = writer.persist_durably(SequenceNumber::ZERO);
+    for _ in 0..100 {
+        micros.fetch_add(10_000, Ordering::Relaxed);
+        changelog.step();
+    }
+    persisted.wait_timeout(Duration::ZERO).expect("in time").unwrap();
+    changelog.close(Duration::from_secs(1)).unwrap();
+    world.flip_bit("segment-00000001", 100, 1);
+    assert_eq!(open(&world, &store, &micros).recovered()[0].end(), SequenceNumber(1));
+}
+
+/// Appends, syncs and checkpoints while disks, manifests and buckets fail.
+fn trouble() {
+    const ZERO: SequenceNumber = SequenceNumber::ZERO;
+    let world = SimWorld::new(7);
+    let store = Arc::new(SimStore::new(3));
+    let micros = Arc::new(AtomicU64::new(0));
+    let changelog = open(&world, &store, &micros);
     let pass = |seconds: u64| {
         for _ in 0..seconds * 100 {
             micros.fetch_add(10_000, Ordering::Relaxed);

@@ -52,6 +52,7 @@ impl OpenSite {
         let state = ManifestState::replay(records.iter().map(Vec::as_slice))
             .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
         let recovered = recover(device, &path, &*files, directory_id, &state)?;
+        recovered.warn_of_damage(&path);
         for SegmentUse { segment, .. } in &recovered.uses {
             // Writes may have been in flight when the process died: what was found of them must stay.
             let name = segment_name(*segment);
@@ -59,15 +60,18 @@ impl OpenSite {
         }
         let next_epoch = state.next_epoch().max(1);
         let next_number = recovered.next_number;
-        let known = known_segments(&*files, &state, options.segment_bytes)
+        let mut known = known_segments(&*files, &state, options.segment_bytes)
             .map_err(|source| failed(at("listing segments"), source))?;
+        let is_let_go = |segment: u32| recovered.let_go.iter().any(|(let_go, _)| *let_go == segment);
+        known.retain(|known| !is_let_go(known.segment));
         // All is read and found good: now the memory, the disk, and the first thing that is written.
         let blocks = options.spill_blocks() + options.upload_blocks();
         let arena = Arena::new(options.block_bytes, blocks)
             .map_err(|source| failed("allocating block buffers", source))?;
         let disk = disk(&arena)?;
         let ledger = Arc::new(Ledger::new(state, manifest));
-        let mut records = Vec::new();
+        let released = |&(segment, epoch): &(u32, u64)| ManifestRecord::SegmentReleased { segment, epoch };
+        let mut records: Vec<ManifestRecord> = recovered.let_go.iter().map(released).collect();
         if known.iter().any(|known| known.in_use) {
             // What stands behind the end was never acknowledged, and must not come back when later blocks do.
             records.push(ManifestRecord::Cut { epoch_below: next_epoch, number: next_number });
@@ -77,6 +81,18 @@ impl OpenSite {
             .record(records)
             .and_then(|()| ledger.seal())
             .map_err(|source| failed(at("writing the manifest"), source))?;
+        if recovered.damage.is_some() {
+            metrics::counter!("tidelog_local_retention_lost_total").increment(1);
+        }
+        for (segment, _) in &recovered.let_go {
+            // Nothing is written again where the disk did not give back what it took.
+            let name = segment_name(*segment);
+            if let Err(error) = files.remove(&name)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                tracing::warn!(%error, name, "a damaged segment file could not be removed");
+            }
+        }
         Ok(OpenSite { path, files, disk, arena, directory_id, ledger, recovered, known, next_epoch })
     }
 }

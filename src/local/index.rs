@@ -13,7 +13,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use tidelog_io::segment::BlockPlace;
 
-use crate::manifest::ManifestState;
+use crate::manifest::{LogState, ManifestState};
 use crate::queue::{BlockRange, LocalBlock};
 use crate::recovery::Recovered;
 use crate::types::{LogId, SequenceNumber};
@@ -126,18 +126,37 @@ impl LocalIndex {
 
     /// The number of the first of these blocks in which anything is not truncated; their end if there is none.
     pub fn needed_from(&self, numbers: Range<u64>, state: &ManifestState) -> u64 {
+        self.first_with(numbers, state, |log, changes| log.truncated < changes.end)
+    }
+
+    /// The number of the first of these blocks in which anything is neither truncated nor in a complete object; their end if
+    /// there is none. What a closed log drops is neither: the next open finds it, if it is still there.
+    pub fn missing_from(&self, numbers: Range<u64>, state: &ManifestState) -> u64 {
+        self.first_with(numbers, state, |log, changes| {
+            let missing = log.missing_from(changes.start);
+            missing.start < missing.end.min(changes.end)
+        })
+    }
+
+    fn first_with(
+        &self,
+        numbers: Range<u64>,
+        state: &ManifestState,
+        has: impl Fn(&LogState, Range<SequenceNumber>) -> bool,
+    ) -> u64 {
         if numbers.is_empty() {
             return numbers.start;
         }
-        let needed = |block: &IndexedBlock| {
+        let holds = |block: &IndexedBlock| {
             // A change that goes on in the next block is counted there, but begins here.
             let open = u64::from(block.continues);
             block.ranges.iter().any(|range| {
-                state.logs().get(&range.log).is_some_and(|log| log.truncated.0 < range.end.0 + open)
+                let changes = range.first..SequenceNumber(range.end.0 + open);
+                state.logs().get(&range.log).is_some_and(|log| has(log, changes))
             })
         };
         let end = numbers.end;
-        self.blocks.range(numbers).find(|(_, block)| needed(block)).map_or(end, |(number, _)| *number)
+        self.blocks.range(numbers).find(|(_, block)| holds(block)).map_or(end, |(number, _)| *number)
     }
 }
 

@@ -105,6 +105,7 @@ pub struct ManifestState {
     /// What is known of the blocks in segments in use.
     sealed: BTreeMap<u32, Range<u64>>,
     cuts: Vec<Cut>,
+    settled: u64,
     logs: BTreeMap<LogId, LogState>,
     uploads: BTreeMap<String, OpenUpload>,
     objects: BTreeMap<String, CompletedObject>,
@@ -203,6 +204,9 @@ impl ManifestState {
         for object in self.objects.values() {
             records.extend(ManifestRecord::completed(object.clone()));
         }
+        if self.settled > 0 {
+            records.push(ManifestRecord::BlocksSettled { number: self.settled });
+        }
         for (holder, held) in &self.holders {
             for (object, logs) in held {
                 let logs: Vec<LogId> = logs.iter().copied().collect();
@@ -248,6 +252,12 @@ impl ManifestState {
     #[must_use]
     pub fn cuts(&self) -> &[Cut] {
         &self.cuts
+    }
+
+    /// Every change in blocks below this number is in a complete object, or truncated.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.settled
     }
 
     /// The first block number that does not count in a segment of `epoch`, if there is one.
@@ -372,6 +382,9 @@ impl ManifestState {
                 ensure(last.is_none_or(|last| *epoch_below >= last.epoch_below), "cuts only go up")?;
                 ensure(last.is_none_or(|last| *number >= last.number), "cuts only go up")
             }
+            ManifestRecord::BlocksSettled { number } => {
+                ensure(*number >= self.settled, "settled blocks stay so")
+            }
             ManifestRecord::LogCreated { log, name, .. } => {
                 valid(name.len() <= LOG_NAME_BYTES_MAX, "name")?;
                 ensure(!self.logs.contains_key(log), "the log exists")
@@ -491,6 +504,7 @@ impl ManifestState {
                 self.next_number = self.next_number.max(number);
                 self.drop_spent_cuts();
             }
+            ManifestRecord::BlocksSettled { number } => self.settled = number,
             ManifestRecord::LogCreated { log, name, key_groups } => {
                 let (truncated, confirmed) = (SequenceNumber::ZERO, SequenceNumber::ZERO);
                 let state =

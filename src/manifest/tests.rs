@@ -54,6 +54,7 @@ fn fixture() -> Vec<ManifestRecord> {
         },
         ManifestRecord::ObjectHandedOver { object },
         ManifestRecord::HolderReleased { holder: "chk-42".to_owned() },
+        ManifestRecord::BlocksSettled { number: 17_000 },
     ]
 }
 
@@ -85,7 +86,7 @@ fn records_have_one_encoding_and_no_prefix_or_extension_of_it() {
 
 #[test]
 fn unknown_kinds_are_newer() {
-    for tag in TAG_HOLDER_RELEASED + 1..=u8::MAX {
+    for tag in TAG_BLOCKS_SETTLED + 1..=u8::MAX {
         assert_eq!(ManifestRecord::decode(&[tag, 1, 2, 3]), Err(ManifestError::NewerRecord { tag }));
     }
     assert_eq!(ManifestRecord::decode(&[0, 1, 2, 3]), Err(ManifestError::Invalid("kind")));
@@ -153,7 +154,7 @@ fn counts_are_bounded_before_allocation() {
 proptest! {
     #[test]
     fn arbitrary_bytes_decode_to_what_encodes_to_them(
-        tag in 0u8..=TAG_HOLDER_RELEASED + 1,
+        tag in 0u8..=TAG_BLOCKS_SETTLED + 1,
         rest in proptest::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..120),
     ) {
         let bytes = [&[tag][..], &rest].concat();

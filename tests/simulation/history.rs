@@ -28,9 +28,14 @@ use tidelog_upload::sim::SimStore;
 
 use crate::machine::Machine;
 use crate::model::{Appended, Log, Model, random_range};
+use crate::rot;
 use found::{Found, Reading};
 use holds::Holds;
 
+/// Tells that blocks were let go of.
+const LOST: &str = "tidelog_local_retention_lost_total";
+/// Of a thousand opens, before how many a block that nobody needs rots.
+const ROT_PER_MILLE: u16 = 150;
 /// Longer than the changelog waits before it tries again.
 const RETRY_MICROS: u64 = 2_500_000;
 const OPEN_ATTEMPTS_MAX: usize = 20;
@@ -74,6 +79,8 @@ pub struct History {
     reserved_at: Option<u64>,
     held: bool,
     sick: bool,
+    /// A block that nobody needs has rotted.
+    rotten: bool,
     holds: Holds,
     logs_made: u64,
     trace: u64,
@@ -100,6 +107,7 @@ impl History {
             reserved_at: None,
             held: false,
             sick: false,
+            rotten: false,
             holds: Holds::default(),
             logs_made: 0,
             trace: 0,
@@ -118,6 +126,7 @@ impl History {
     /// Opens, again and again while injected faults keep it from opening.
     pub fn open(&mut self) -> Result<(), Over> {
         for attempt in 0..OPEN_ATTEMPTS_MAX {
+            self.rot();
             let faults = self.machine.disk_faults();
             match self.machine.open() {
                 // It dies before it could be used.
@@ -144,6 +153,11 @@ impl History {
                     }
                     self.recover_holders();
                     self.check_holders();
+                    let explained = self.rotten || self.silent_faults || self.machine.reads_failed();
+                    assert!(
+                        explained || !self.machine.readings.has(LOST),
+                        "blocks were let go of for no reason"
+                    );
                     return Ok(());
                 }
                 Err(error) => {
@@ -164,6 +178,19 @@ impl History {
             }
         }
         panic!("the changelog cannot be opened on a healthy machine");
+    }
+
+    /// Lets a block rot that is only kept for local restores: nobody may notice.
+    fn rot(&mut self) {
+        if self.silent_faults || !self.rng.chance(ROT_PER_MILLE) {
+            return;
+        }
+        for world in &self.machine.worlds {
+            if let Some(what) = rot::flip(world, &mut self.rng) {
+                self.rotten = true;
+                say!(self, "rot: {what}");
+            }
+        }
     }
 
     /// Every object that a handle of the log still needs is there.

@@ -364,6 +364,11 @@ impl Readings {
         *self.counters.lock().unwrap().entry(what.to_owned()).or_default() += 1;
     }
 
+    /// Whether it was counted.
+    pub fn has(&self, what: &str) -> bool {
+        self.counters.lock().unwrap().get(what).is_some_and(|count| *count > 0)
+    }
+
     /// Notes where a reader has read.
     pub fn read_locally(&self, local_bytes: u64, bytes: u64) {
         for (what, bytes) in [("locally", local_bytes), ("from both", local_bytes.min(bytes))] {

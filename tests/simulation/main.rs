@@ -15,6 +15,7 @@ mod long_life;
 mod machine;
 mod model;
 mod random;
+mod rot;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,7 +36,7 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 33] = [
+const SEEN: [&str; 34] = [
     "bucket fault abort",
     "bucket fault complete",
     "bucket fault create",
@@ -66,6 +67,7 @@ const SEEN: [&str; 33] = [
     "register: ok",
     "release: ok",
     "tidelog_local_high_water_total",
+    "tidelog_local_retention_lost_total",
     "tidelog_segments_acquired_total recycled",
     "tidelog_segments_quarantined_total",
     "tidelog_sick_directories_total",

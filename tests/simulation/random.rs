@@ -116,7 +116,9 @@ pub fn run(seed: u64, plant: Option<Plant>, verbose: bool) -> Coverage {
     for store in &history.machine.stores {
         seen.extend(store.stats().faults.keys().map(|operation| format!("bucket fault {operation}")));
     }
-    seen.extend(readings.counters.lock().unwrap().keys().cloned());
+    // Counters without labels are told of at 0.
+    let counters = readings.counters.lock().unwrap();
+    seen.extend(counters.iter().filter(|(_, count)| **count > 0).map(|(what, _)| what.clone()));
     seen.extend(history.outcomes().iter().cloned());
     Coverage { seen, trace: history.trace() }
 }

@@ -89,6 +89,15 @@ fn cuts_limit_the_blocks_of_earlier_epochs_until_those_are_gone() {
 }
 
 #[test]
+fn settled_blocks_stay_so() {
+    let settled = |number| ManifestRecord::BlocksSettled { number };
+    let mut state = state([created(LOG), settled(3)]);
+    assert_refused(&mut state, settled(2), "settled blocks stay so");
+    let records: Vec<_> = state.snapshot().iter().map(ManifestRecord::encode).collect();
+    assert_eq!(ManifestState::replay(records.iter().map(Vec::as_slice)).unwrap().settled(), 3);
+}
+
+#[test]
 fn an_object_goes_when_no_log_needs_it() {
     let mut state = state([created(LOG)]);
     let complete = |object, ranges: &[_]| ManifestRecord::ObjectCompleted(completed(object, ranges));
