@@ -44,6 +44,7 @@ use crate::types::{KeyGroupRange, LogId, SequenceNumber};
 #[derive(Debug)]
 pub struct LocalLogs {
     logs: Vec<LocalLog>,
+    damage: Option<OpenError>,
 }
 
 /// A log in a local directory: every change that is durable there or in objects, without a hole.
@@ -83,21 +84,29 @@ impl LocalLogs {
         let content = Manifest::inspect(&*files).map_err(damaged)?;
         let state = ManifestState::replay(content.records.iter().map(Vec::as_slice))
             .map_err(|source| OpenError::Record { directory: path.clone(), source })?;
-        let recovered = recover(0, &path, &*files, content.directory_id, &state)?;
+        let mut recovered = recover(0, &path, &*files, content.directory_id, &state)?;
         recovered.warn_of_damage(&path);
+        let damage = recovered.damage.take();
         let found = recovered.logs(&state);
         let index = LocalIndex::of(&recovered);
         let site = Arc::new(LocalSite { path, files, index: None, _lock: Some(directory) });
         let site = Arc::new(Site { site, index, state });
         let logs =
             found.into_iter().map(|found| LocalLog { site: Arc::clone(&site), found: Arc::new(found) });
-        Ok(LocalLogs { logs: logs.collect() })
+        Ok(LocalLogs { logs: logs.collect(), damage })
     }
 
     /// The logs.
     #[must_use]
     pub fn logs(&self) -> &[LocalLog] {
         &self.logs
+    }
+
+    /// What is damaged of the blocks that are only kept for restores, the last of it: objects hold all that was in them, or
+    /// it was truncated.
+    #[must_use]
+    pub fn damage(&self) -> Option<&OpenError> {
+        self.damage.as_ref()
     }
 }
 

@@ -496,3 +496,33 @@ fn damage_of_what_was_truncated_behind_what_is_kept_is_no_damage() {
         must_open(dir.path(), Some(&handle), 1, &format!("block {number}"));
     }
 }
+
+/// New blocks do not get the numbers of those that were let go of.
+#[test]
+fn what_is_written_after_such_damage_is_needed_like_all_else() {
+    let dir = tempfile::tempdir().unwrap();
+    written_in_part(dir.path(), CHANGES, true);
+    let old = blocks(dir.path());
+    let (path, place, _) = old.last().unwrap();
+    let mut damaged = fs::read(path).unwrap();
+    damaged[place.start + 1000] ^= 1;
+    fs::write(path, damaged).unwrap();
+    let manifest = dir.path().join("local/MANIFEST");
+    let as_killed = {
+        let changelog = Changelog::open(tiny(dir.path())).unwrap();
+        let mut writer = changelog.create_writer("later", KeyGroupRange::ALL).unwrap();
+        for _ in 0..3 {
+            writer.append(KeyGroup(0), &[1; 3000]).unwrap();
+            writer.sync().wait().unwrap();
+        }
+        fs::read(&manifest).unwrap()
+    };
+    fs::write(&manifest, as_killed).unwrap();
+    let new = blocks(dir.path());
+    assert!(new.iter().map(|(.., number)| *number).eq(CHANGES..CHANGES + 3), "{new:?}");
+    let (path, place, _) = &new[0];
+    let mut damaged = fs::read(path).unwrap();
+    damaged[place.start + 1000] ^= 1;
+    fs::write(path, damaged).unwrap();
+    must_be_refused(dir.path(), "the first of the new blocks");
+}

@@ -23,7 +23,12 @@ use crate::Failure;
 pub fn look(path: &Path, depth: Depth, buckets: &mut Buckets) -> Result<Vec<Report>, Failure> {
     let mut report = Report::new(path.display().to_string(), "local directory");
     let local = match LocalLogs::open(path) {
-        Ok(local) => Some(local),
+        Ok(local) => {
+            if let Some(error) = local.damage() {
+                report.damage(None, format!("only kept for restores: {error}"));
+            }
+            Some(local)
+        }
         Err(error) => {
             report.damage(None, damage(error)?);
             None
