@@ -20,6 +20,9 @@ use crate::store::Lane;
 /// How far one request moves the expected time, in its logarithm: a tracked median.
 const EXPECTED_GAIN: f64 = 0.02;
 
+/// The first request moves what is expected so many times as far as one of later on.
+const FIRST_GAIN: f64 = 4.0;
+
 /// The window over which the rate of the interface is averaged.
 const METER: Duration = Duration::from_millis(250);
 
@@ -98,6 +101,8 @@ struct Expected {
     ln_rate: f64,
     /// ln(D / expected).
     late: f64,
+    /// How many requests were learned from.
+    requests: f64,
 }
 
 /// Bytes a second over the last [`METER`], as far as they were told of.
@@ -119,6 +124,7 @@ impl Policy {
             ln_service: service.as_secs_f64().max(1e-6).ln(),
             ln_rate: hedging.rate_start_bytes_per_second.max(1.0).ln(),
             late: hedging.late_start,
+            requests: 0.0,
         };
         let class = Class {
             data: expected(hedging.service_start),
@@ -396,30 +402,30 @@ impl Policy {
 
     fn move_expectation(&mut self, bucket: BucketIndex, work: Work, long: bool, late: bool) {
         let HedgeOptions { quantile, gain, .. } = self.options.hedging;
-        let track = |value: &mut f64| *value += gain * if late { quantile } else { quantile - 1.0 };
+        let step = gain * if late { quantile } else { quantile - 1.0 };
         let median = EXPECTED_GAIN * if long { 0.5 } else { -0.5 };
         let class = self.class_mut(bucket);
         match work {
             Work::Data(bytes) => {
                 let expected = &mut class.data;
+                let factor = expected.factor(quantile);
                 let (service, rate) = (expected.ln_service.exp(), expected.ln_rate.exp());
                 // Each of the two moves as far as the time is made of it.
                 let share = service / (service + bytes as f64 / rate);
+                let median = median * factor;
                 expected.ln_service = (expected.ln_service + median * share).clamp(-9.0, 5.0);
                 expected.ln_rate = (expected.ln_rate - median * (1.0 - share)).clamp(7.0, 25.0);
-                track(&mut expected.late);
-                expected.late = expected.late.clamp(0.0, 5.0);
+                expected.late = (expected.late + step * factor).clamp(0.0, 5.0);
             }
             Work::Control => {
                 let expected = &mut class.control;
-                expected.ln_service = (expected.ln_service + median).clamp(-9.0, 5.0);
-                track(&mut expected.late);
-                expected.late = expected.late.clamp(0.0, 5.0);
+                let factor = expected.factor(quantile);
+                expected.ln_service = (expected.ln_service + median * factor).clamp(-9.0, 5.0);
+                expected.late = (expected.late + step * factor).clamp(0.0, 5.0);
             }
             Work::Complete(parts) => {
                 let ln = &mut class.ln_complete[complete_class(parts)];
-                track(ln);
-                *ln = ln.clamp(-4.0, 5.0);
+                *ln = (*ln + step).clamp(-4.0, 5.0);
             }
         }
     }
@@ -434,6 +440,16 @@ impl Policy {
 
     fn class_mut(&mut self, bucket: BucketIndex) -> &mut Class {
         &mut self.classes[self.class_of[bucket.0]]
+    }
+}
+
+impl Expected {
+    /// How many times as far as later on this request moves it. The start is a guess, and D comes down by a twentieth of what
+    /// it goes up: where a node sends one request at a checkpoint, it would take half an hour to get to where it belongs.
+    fn factor(&mut self, quantile: f64) -> f64 {
+        let late_by_now = self.requests * (1.0 - quantile);
+        self.requests += 1.0;
+        (FIRST_GAIN / (1.0 + late_by_now)).max(1.0)
     }
 }
 

@@ -86,7 +86,7 @@ pub struct HedgeOptions {
     pub delay_min: Duration,
     /// The share of requests that shall end before D.
     pub quantile: f64,
-    /// How far one request moves D, in its logarithm.
+    /// How far one request moves D, in its logarithm; the first ones move it further, up to four times.
     pub gain: f64,
     /// ln(D / expected time) at the start.
     pub late_start: f64,
@@ -106,8 +106,8 @@ pub struct HedgeOptions {
     pub second_chance_max: u32,
     /// No race while the interface is busier than this share and the part keeps up with the others.
     pub nic_share: f64,
-    /// Race at once where a connection has taken less than half of a part in the time that should have sent 1.6 of it.
-    /// Only in buckets whose store can tell, see [`Wire::took`](crate::Wire::took).
+    /// Race at once where a connection is so slow that the rest of a part would take longer than 1.6 of it should have, as
+    /// soon as all of it should be sent; where it has taken nothing by then, a little later. Only in buckets whose store can tell, see [`Wire::took`](crate::Wire::took).
     pub progress_check: bool,
     /// The first pause after a refusal; doubled each time, ± 50 %.
     pub backoff_start: Duration,

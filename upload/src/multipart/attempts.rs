@@ -224,9 +224,14 @@ impl ObjectMachine {
         self.wake_at(look_at);
     }
 
-    /// When a unit is found to be late because its newest attempt has come less far than it should have, and no other
-    /// one promises to end soon.
+    /// When to look whether a unit is late because its newest attempt has come less far than it should have, or now, if it
+    /// is and no other one promises to end soon.
+    ///
+    /// The first look is when all of the body should be on its way: at its pace until then, a slow one shows. The second is
+    /// when even a slow one should have sent half, for what stopped in between. An attempt that has sent nothing waits for
+    /// the second: its connection may still be opening.
     fn lagging(&self, unit: usize, bytes: u64, delay: Duration, cx: &Context) -> Option<Instant> {
+        const MARGIN: Duration = Duration::from_millis(10);
         let newest = self.flying(unit).max_by_key(|attempt| attempt.started)?;
         let options = &cx.policy.options().hedging;
         let sending = |attempt: &Attempt| cx.policy.sending(attempt.bucket, bytes);
@@ -237,19 +242,28 @@ impl ObjectMachine {
         {
             return None;
         }
-        let patience = |attempt: &Attempt| sending(attempt).mul_f64(1.6) + Duration::from_millis(10);
-        let check = newest.started + patience(newest);
+        let patience = |attempt: &Attempt| sending(attempt).mul_f64(1.6) + MARGIN;
         let promises = |attempt: &Attempt| {
             let age = cx.now.saturating_duration_since(attempt.started);
             let (sent, left) = (attempt.acknowledged, bytes.saturating_sub(attempt.acknowledged));
-            // After `patience`, the last half takes as long again. What was sent long ago hangs in the store.
+            // What was sent long ago hangs in the store.
             if left == 0 || !cx.policy.progress_seen(attempt.bucket) {
                 age < delay
+            } else if sent == 0 {
+                age < patience(attempt)
             } else {
-                sent > 0 && age.mul_f64(left as f64 / sent as f64) <= patience(attempt)
+                age.mul_f64(left as f64 / sent as f64) <= patience(attempt)
             }
         };
-        (check > cx.now || !self.flying(unit).any(promises)).then_some(check)
+        let first = newest.started + sending(newest) + MARGIN;
+        let second = newest.started + patience(newest);
+        if first > cx.now {
+            return Some(first);
+        }
+        if !self.flying(unit).any(promises) {
+            return Some(cx.now);
+        }
+        (second > cx.now).then_some(second)
     }
 
     /// Attempts of a unit that may still win.

@@ -345,23 +345,21 @@ impl World {
             return;
         }
         object.alarm = None;
-        let mut events = VecDeque::new();
-        if self.nodes[object.node].policy.options().heeds_progress() {
-            for underway in &object.calls {
-                if let (true, Some(acknowledged)) =
-                    (underway.has_body(), self.network.acknowledged(underway.call))
-                {
-                    events.push_back(Event::Progress { attempt: underway.attempt, acknowledged });
+        self.step(index, VecDeque::from([Event::Tick]));
+    }
+
+    /// Lets a machine take events, and does what it asks for. As with the driver, it hears first how far its requests are.
+    fn step(&mut self, index: usize, mut events: VecDeque<Event>) {
+        let now = self.now();
+        if let Some(object) = &self.objects[index]
+            && self.nodes[object.node].policy.options().heeds_progress()
+        {
+            for underway in object.calls.iter().filter(|underway| underway.has_body()) {
+                if let Some(acknowledged) = self.network.acknowledged(underway.call) {
+                    events.push_front(Event::Progress { attempt: underway.attempt, acknowledged });
                 }
             }
         }
-        events.push_back(Event::Tick);
-        self.step(index, events);
-    }
-
-    /// Lets a machine take events, and does what it asks for.
-    fn step(&mut self, index: usize, mut events: VecDeque<Event>) {
-        let now = self.now();
         let mut actions = Vec::new();
         while let Some(event) = events.pop_front() {
             let Some(object) = &mut self.objects[index] else { return };

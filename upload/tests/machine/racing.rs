@@ -455,15 +455,38 @@ fn races_begin(progress_check: bool, race_bytes_per_ms: u64) -> [Duration; 2] {
 #[test]
 fn the_progress_check_finds_a_slow_part_before_d_and_a_slow_race_too() {
     let near = |found: Duration, ms: u128| (ms..ms + 12).contains(&found.as_millis());
-    // 1.6 × 129 ms + 10 ms, and as long again after the race began.
+    // 129 ms + 10 ms, and as long again after the race began.
     let [first, second] = races_begin(true, 10_000);
-    assert!(near(first, 214) && near(second, 430), "{first:?} {second:?}");
+    assert!(near(first, 139) && near(second, 278), "{first:?} {second:?}");
+    // Nothing is known of the pace of one that has sent nothing: 1.6 × 129 ms + 10 ms.
+    let [first, second] = races_begin(true, 0);
+    assert!(near(first, 139) && near(second, 356), "{first:?} {second:?}");
     // A race that keeps its pace is left to it, until it is D old itself.
     let [first, second] = races_begin(true, 65_000);
-    assert!(near(first, 214) && near(second, 622), "{first:?} {second:?}");
+    assert!(near(first, 139) && near(second, 547), "{first:?} {second:?}");
     // D and 2 D.
     let [first, second] = races_begin(false, 10_000);
     assert!(near(first, 400) && near(second, 808), "{first:?} {second:?}");
+}
+
+#[test]
+fn a_part_that_stops_after_the_first_look_is_found_by_the_second() {
+    let mut options = UploadOptions::default();
+    options.hedging.progress_check = true;
+    let mut h = Harness::new(&four(), options, 3);
+    h.object(&[CHUNK, 1000]);
+    h.created();
+    let start = h.now;
+    let part = h.find(is_part)[0];
+    h.all_ok(|f| matches!(f.request, Request::Part { chunk: 1, .. }));
+    while h.find(is_put).is_empty() {
+        h.pass(Duration::from_millis(1));
+        // It keeps its pace for 60 ms.
+        let sent = (h.now - start).as_millis().min(60) as u64 * 65_000;
+        h.event(Event::Progress { attempt: part, acknowledged: sent });
+    }
+    let found = (h.now - start).as_millis();
+    assert!((140..230).contains(&found), "{found} ms");
 }
 
 #[test]
