@@ -28,6 +28,7 @@ use crate::custody::Readers;
 use crate::device::{Device, LaneRef, Log, SLOTS_MAX, SpillRequest, lock};
 use crate::error::{CloseError, ControlError, CreateError, Forked, OpenError, SyncError};
 use crate::handle::LOG_NAME_BYTES_MAX;
+use crate::health::BucketHealth;
 use crate::ledger::Ledger;
 use crate::local::index::LocalIndex;
 use crate::manifest::ManifestRecord;
@@ -372,6 +373,26 @@ impl Changelog {
     /// The URLs of the buckets, as they stand in handles.
     pub fn buckets(&self) -> impl Iterator<Item = &str> {
         self.core.buckets.iter().map(|bucket| &**bucket)
+    }
+
+    /// What this changelog has lately seen of its buckets, for others. Cheap; never blocks on the network. Empty in a child by
+    /// fork. See [`BucketHealth`].
+    #[must_use]
+    pub fn bucket_health(&self) -> BucketHealth {
+        if self.core.check_owner().is_err() {
+            return BucketHealth::default();
+        }
+        BucketHealth::of(&self.core.buckets, &self.core.driver.health())
+    }
+
+    /// Learns what others have lately seen of the same buckets, known by their URLs; what is said of other ones is ignored.
+    /// Where most of three requests or more went badly, no data goes there until a tiny object that this changelog writes by
+    /// itself comes through, 15 seconds later at the earliest. So a wrong value costs no more than that, and at most all
+    /// buckets but one. Does nothing in a child by fork. See [`BucketHealth`].
+    pub fn learn_bucket_health(&self, health: &BucketHealth) {
+        if self.core.check_owner().is_ok() {
+            self.core.driver.merge_health(&[health.about(&self.core.buckets)]);
+        }
     }
 
     /// What writes each local directory: io_uring, or what took its place, and why.

@@ -18,6 +18,7 @@ mod fields;
 #[doc(hidden)]
 pub mod footer;
 mod handle;
+mod health;
 mod ledger;
 mod local;
 #[doc(hidden)]
@@ -54,6 +55,7 @@ pub use error::{
     RegisterError, ReleaseError, SyncError,
 };
 pub use handle::{ChangelogHandle, Extent, HandleError, HandlesError};
+pub use health::{BucketHealth, BucketHealthError};
 pub use local::{LocalLog, LocalLogs};
 pub use options::{
     Compression, Durability, EngineChoice, HedgeOptions, OptionError, Options, UploadOptions, UploadRuntime,

@@ -2,6 +2,7 @@
 
 mod dead;
 mod guards;
+mod health;
 #[path = "../../upload/tests/common/hooked.rs"]
 mod hooked;
 mod machine;

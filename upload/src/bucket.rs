@@ -5,6 +5,7 @@
 //! Invariants:
 //! 1. A bucket that is open takes no data; only a canary that came through closes it.
 //! 2. There is always a home: with every bucket avoided or open, the least bad one.
+//! 3. What is heard of other nodes leaves one bucket to take data at least, and closes another one until the first canary.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -270,35 +271,38 @@ impl Buckets {
         Health { buckets: self.states.iter().map(lately).collect() }
     }
 
-    /// Avoids or opens the buckets of which most of what others lately saw was bad. A few bad outcomes among many are
-    /// what a healthy bucket gives.
+    /// Avoids or opens the buckets of which most of what others lately saw was bad, the worst first. A few bad outcomes among
+    /// many are what a healthy bucket gives. What comes from elsewhere may be anything, and old.
     pub(crate) fn merge(&mut self, others: &[Health], now: Instant) {
         const OUTCOMES_MIN: f64 = 3.0;
         let options = self.options.clone();
         if self.states.len() == 1 {
             return;
         }
+        let mut shares = Vec::new();
         for index in 0..self.states.len() {
             let (mut good, mut bad) = (0.0, 0.0);
             for health in others.iter().filter_map(|other| other.buckets.get(index)) {
-                // What comes from elsewhere may be anything.
                 if health.good.is_finite() && health.bad.is_finite() {
                     good += health.good.max(0.0);
                     bad += health.bad.max(0.0);
                 }
             }
-            let total = good + bad;
-            if total < OUTCOMES_MIN {
-                continue;
+            if good + bad >= OUTCOMES_MIN {
+                shares.push((bad / (good + bad), BucketIndex(index)));
             }
-            let share = bad / total;
-            let Some(state) = self.state(BucketIndex(index), now) else { continue };
-            if share > options.open_above {
+        }
+        shares.sort_by(|a, b| b.0.total_cmp(&a.0));
+        for (share, bucket) in shares {
+            let is_closed = |index| self.breaker(BucketIndex(index), now) != Breaker::Open;
+            let takes_data = (0..self.states.len()).filter(|index| is_closed(*index)).count();
+            let Some(state) = self.state(bucket, now) else { continue };
+            if share > options.health_gain {
                 state.avoid(&options, now);
-                state.open(&options, now);
-            } else if share > options.health_gain {
-                state.avoid(&options, now);
-            } else if state.open.is_none() {
+            }
+            if state.open.is_none() && share > options.open_above && takes_data > 1 {
+                state.open_for(options.open_start, now);
+            } else if state.open.is_none() && share <= options.health_gain {
                 // Everybody else gets on well with it: this node had bad luck.
                 state.avoided_until = None;
             }
@@ -345,9 +349,13 @@ impl State {
 
     fn open(&mut self, options: &HedgeOptions, now: Instant) {
         if self.open.is_none() {
-            self.open = Some(Open { canary_at: now + self.open_next, canary_in_flight: false });
+            self.open_for(self.open_next, now);
             self.open_next = (self.open_next * 2).min(options.open_max);
         }
+    }
+
+    fn open_for(&mut self, time: Duration, now: Instant) {
+        self.open = Some(Open { canary_at: now + time, canary_in_flight: false });
     }
 }
 
@@ -420,7 +428,7 @@ mod tests {
 
     #[test]
     fn shared_health_opens_what_most_nodes_see_fail_and_forgives_bad_luck() {
-        let (mut node, now) = buckets(3);
+        let (mut node, mut now) = buckets(3);
         let mut others = vec![node.clone(); 8];
         for (index, other) in others.iter_mut().enumerate() {
             other.judge(BucketIndex(0), Verdict::Failed, now);
@@ -433,10 +441,40 @@ mod tests {
         node.merge(&healths, now);
         assert_eq!(node.breaker(BucketIndex(0), now), Breaker::Open);
         assert_eq!(node.breaker(BucketIndex(1), now), Breaker::Closed);
+        // It says so often: one canary suffices all the same.
+        for _ in 0..9 {
+            node.merge(&healths, now);
+            assert_eq!(node.canary_at(), Some(now + 15 * SECOND));
+            now += 15 * SECOND;
+            assert_eq!(node.canary(now), Some(BucketIndex(0)));
+            node.canary_ended(BucketIndex(0), true, now);
+            assert_eq!(node.breaker(BucketIndex(0), now), Breaker::Closed);
+        }
         // What was seen long ago does not count.
         let (mut late, _) = buckets(3);
         let old: Vec<_> = others.iter().map(|other| other.health(now + 100 * SECOND)).collect();
         late.merge(&old, now + 100 * SECOND);
         assert_eq!(late.breaker(BucketIndex(0), now + 100 * SECOND), Breaker::Closed);
+    }
+
+    #[test]
+    fn what_others_say_leaves_one_bucket_to_take_data() {
+        let (mut node, now) = buckets(3);
+        node.judge(BucketIndex(1), Verdict::Good, now);
+        let bad = |good, bad| BucketHealth { good, bad };
+        let hostile = Health { buckets: vec![bad(0.0, 1e300), bad(1.0, 9.0), bad(0.0, 1e300)] };
+        node.merge(&[hostile.clone(), hostile], now);
+        assert_eq!(node.breaker(BucketIndex(0), now), Breaker::Open);
+        assert_eq!(node.breaker(BucketIndex(2), now), Breaker::Open);
+        assert_eq!(node.breaker(BucketIndex(1), now), Breaker::Avoided, "the least bad");
+        assert_eq!(node.home(&[], now), BucketIndex(1));
+        // A bucket that failed this node itself counts as well.
+        let (mut node, now) = buckets(2);
+        for _ in 0..9 {
+            node.judge(BucketIndex(0), Verdict::Failed, now);
+        }
+        node.merge(&[Health { buckets: vec![bad(9.0, 0.0), bad(0.0, 9.0)] }], now);
+        assert_eq!(node.breaker(BucketIndex(0), now), Breaker::Open);
+        assert_eq!(node.breaker(BucketIndex(1), now), Breaker::Avoided);
     }
 }
