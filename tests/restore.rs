@@ -391,6 +391,38 @@ fn what_the_local_disk_holds_is_read_from_there() {
 }
 
 #[test]
+fn metadata_is_looked_for_in_local_blocks_by_one_reader() {
+    let home = tempfile::tempdir().unwrap();
+    let changelog = Changelog::open(small(home.path()).local_retention_bytes(40 << 20)).unwrap();
+    let mut writer = changelog.create_writer("data", range(0, KEY_GROUPS - 1)).unwrap();
+    for change in 0..5_000 {
+        writer.append(KeyGroup(change % KEY_GROUPS), &[7; 1000]).unwrap();
+    }
+    let persist = |writer: &mut ChangelogWriter| writer.persist_durably(ZERO).wait().unwrap();
+    let read = |handle: ChangelogHandle, readers| {
+        let restore = changelog.restore(&[handle]).unwrap();
+        let (mut metadata, mut bytes) = (0, 0);
+        for key_groups in cut(readers) {
+            let mut reader = restore.reader(key_groups).unwrap();
+            metadata += all(&mut reader).iter().filter(|change| change.key_group.is_none()).count();
+            assert_eq!(reader.stats().bytes, 0);
+            bytes += reader.stats().local_bytes;
+        }
+        (metadata, bytes)
+    };
+    let handle = persist(&mut writer);
+    let (_, twice) = read(handle.clone(), 1);
+    assert!(twice > 10_000_000, "{twice}");
+    assert_eq!(read(handle.clone(), 2), (0, twice / 2 * 3), "once more for each reader, not twice");
+    assert_eq!(read(handle, 6), (0, twice / 2 * 7));
+    // Where there is some, all of them find it.
+    writer.append_metadata(b"metadata").unwrap();
+    let (metadata, bytes) = read(persist(&mut writer), 6);
+    assert_eq!(metadata, 6);
+    assert!(bytes > twice / 2 * 7, "{bytes}");
+}
+
+#[test]
 fn without_retention_settled_segments_are_released() {
     let home = tempfile::tempdir().unwrap();
     let changelog = Changelog::open(small(home.path()).local_retention_bytes(0)).unwrap();

@@ -8,7 +8,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -73,6 +73,8 @@ pub(super) struct LocalGroup {
     pub objects: Vec<Arc<ObjectSource>>,
     /// It could not be read; who comes later need not try.
     pub failed: AtomicBool,
+    /// It was read, and no metadata is there: nobody need look for it again.
+    pub without_metadata: AtomicBool,
 }
 
 /// Why a group was not read.
@@ -145,7 +147,11 @@ impl LocalGroup {
         key_groups: KeyGroupRange,
         stats: &mut ReadStats,
     ) -> Result<Vec<Change>, Unreadable> {
+        if metadata && self.without_metadata.load(Ordering::Relaxed) {
+            return Ok(Vec::new());
+        }
         let mut changes = Vec::new();
+        let mut has_metadata = false;
         let mut walk = Walk::new(Some(self.log));
         let (mut due, mut due_block) = (self.numbers.start, None);
         for run in self.blocks.chunk_by(side_by_side) {
@@ -170,6 +176,7 @@ impl LocalGroup {
                     }
                     due = due.next();
                     let key_group = (change.kind == ChangeKind::Data).then_some(change.key_group);
+                    has_metadata |= key_group.is_none();
                     let wanted =
                         key_group.map_or(metadata, |key_group| !metadata && key_groups.contains(key_group));
                     if wanted {
@@ -190,6 +197,7 @@ impl LocalGroup {
             };
             return Err(self.error(last, what));
         }
+        self.without_metadata.store(!has_metadata, Ordering::Relaxed);
         changes.sort_by_key(|change| change.key_group);
         Ok(changes)
     }
@@ -303,6 +311,7 @@ mod tests {
             blocks,
             objects: Vec::new(),
             failed: AtomicBool::new(false),
+            without_metadata: AtomicBool::new(false),
         }
     }
 

@@ -217,6 +217,7 @@ impl Plan {
                 blocks: blocks[stretch.blocks].to_vec(),
                 objects,
                 failed: AtomicBool::new(false),
+                without_metadata: AtomicBool::new(false),
             })));
         }
         self.add_objects(log, due..range.end, clip(&(due..range.end)))
