@@ -8,6 +8,7 @@ use crate::types::{ChangeKind, KeyGroup, LogId, SequenceNumber};
 use crate::varint;
 use bytes::Bytes;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use std::borrow::Cow;
 use std::ops::Range;
 use twox_hash::XxHash3_64;
 
@@ -136,8 +137,7 @@ impl Directory {
 pub struct Changeset {
     records: Bytes,
     count: u64,
-    /// The end of its numbers; 0 without a change.
-    end: u64,
+    numbers: Range<u64>,
 }
 
 impl Changeset {
@@ -152,47 +152,12 @@ impl Changeset {
         group: Option<KeyGroup>,
         compression: Compression,
     ) -> Result<Changeset, PartError> {
-        Changeset::decode_and_visit(bytes, part, log, group, compression, |_, _| {})
-    }
-
-    /// As [`decode`](Self::decode), and visits each change with its sequence number and where its value stands in the
-    /// [`bytes`](Self::bytes). What was visited counts only if the result is Ok.
-    pub(crate) fn decode_and_visit(
-        bytes: Bytes,
-        part: PartId,
-        log: LogId,
-        group: Option<KeyGroup>,
-        compression: Compression,
-        mut visit: impl FnMut(SequenceNumber, Range<usize>),
-    ) -> Result<Changeset, PartError> {
-        const WHAT: &str = "changeset";
-        let (checksum, stored) =
-            bytes.split_first_chunk::<CHECKSUM_BYTES>().ok_or(PartError::Checksum(WHAT))?;
-        let key = group.map_or(0, |group| u32::from(group.0) + 1);
-        if XxHash3_64::oneshot_with_seed(identity(part, log, key), stored) != u64::from_le_bytes(*checksum) {
-            return Err(PartError::Checksum(WHAT));
-        }
-        let corrupt = |what| PartError::Corrupt(WHAT, what);
-        let stored = bytes.slice(CHECKSUM_BYTES..);
-        let payload = match compression {
-            Compression::None => stored,
-            Compression::Lz4 => unpack(stored).ok_or(corrupt("it does not unpack to what it says"))?,
+        let Verified { records, count, numbers } = verify(&bytes, part, log, group, compression, |_, _| {})?;
+        let records = match records {
+            RecordBytes::Stored(range) => bytes.slice(range),
+            RecordBytes::Unpacked(records) => records,
         };
-        let mut records = &payload[..];
-        let count = varint::take(&mut records).ok_or(corrupt("no count"))?;
-        let records = payload.slice(payload.len() - records.len()..);
-        // Walked here once, so that nothing of a malformed changeset is ever handed out.
-        let (mut rest, mut due, mut found) = (&records[..], 0, 0);
-        while !rest.is_empty() {
-            let (number, value) = take_record(&mut rest, &mut due).ok_or(corrupt("a malformed record"))?;
-            let end = records.len() - rest.len();
-            visit(number, end - value.len()..end);
-            found += 1;
-        }
-        if found != count {
-            return Err(corrupt("another number of records than it says"));
-        }
-        Ok(Changeset { records, count, end: due })
+        Ok(Changeset { records, count, numbers })
     }
 
     /// That every change has one of the numbers of the run that the changeset is in.
@@ -200,17 +165,7 @@ impl Changeset {
     /// # Errors
     /// [`PartError::Corrupt`] if one has not: no checksum covers a run's numbers together with its changesets.
     pub(crate) fn check_numbers(&self, run: Range<SequenceNumber>) -> Result<(), PartError> {
-        // They go up: the first and the last tell of all.
-        let first = self.records().next().map_or(run.start, |(first, _)| first);
-        if first < run.start || self.end > run.end.0 {
-            return Err(PartError::Corrupt("changeset", "a change whose number is not in its run"));
-        }
-        Ok(())
-    }
-
-    /// The verified bytes that values stand in.
-    pub(crate) fn bytes(&self) -> &Bytes {
-        &self.records
+        check_numbers(&self.numbers, run)
     }
 
     /// How many changes there are.
@@ -230,6 +185,86 @@ impl Changeset {
     pub fn into_records(self) -> IntoRecords {
         IntoRecords { records: self.records, at: 0, due: 0 }
     }
+}
+
+/// Where the records of a verified changeset are.
+#[derive(Debug)]
+pub(crate) enum RecordBytes {
+    /// In its bytes.
+    Stored(Range<usize>),
+    /// In memory of their own.
+    Unpacked(Bytes),
+}
+
+/// What is known of a changeset once it was verified.
+#[derive(Debug)]
+pub(crate) struct Verified {
+    pub records: RecordBytes,
+    pub count: u64,
+    /// From its first number to the end of its last; they go up. Empty without a change.
+    pub numbers: Range<u64>,
+}
+
+impl Verified {
+    /// As [`Changeset::check_numbers`].
+    pub fn check_numbers(&self, run: Range<SequenceNumber>) -> Result<(), PartError> {
+        check_numbers(&self.numbers, run)
+    }
+}
+
+fn check_numbers(numbers: &Range<u64>, run: Range<SequenceNumber>) -> Result<(), PartError> {
+    if !numbers.is_empty() && (numbers.start < run.start.0 || numbers.end > run.end.0) {
+        return Err(PartError::Corrupt("changeset", "a change whose number is not in its run"));
+    }
+    Ok(())
+}
+
+/// As [`Changeset::decode`], of bytes that somebody else has. Visits each change with its sequence number and where its
+/// value stands in the records; what was visited counts only if the result is Ok.
+pub(crate) fn verify(
+    bytes: &[u8],
+    part: PartId,
+    log: LogId,
+    group: Option<KeyGroup>,
+    compression: Compression,
+    mut visit: impl FnMut(SequenceNumber, Range<usize>),
+) -> Result<Verified, PartError> {
+    const WHAT: &str = "changeset";
+    let (checksum, stored) = bytes.split_first_chunk::<CHECKSUM_BYTES>().ok_or(PartError::Checksum(WHAT))?;
+    let key = group.map_or(0, |group| u32::from(group.0) + 1);
+    if XxHash3_64::oneshot_with_seed(identity(part, log, key), stored) != u64::from_le_bytes(*checksum) {
+        return Err(PartError::Checksum(WHAT));
+    }
+    let corrupt = |what| PartError::Corrupt(WHAT, what);
+    let payload = match compression {
+        Compression::None => Cow::Borrowed(stored),
+        Compression::Lz4 => unpack(stored).ok_or(corrupt("it does not unpack to what it says"))?,
+    };
+    let mut records = &payload[..];
+    let count = varint::take(&mut records).ok_or(corrupt("no count"))?;
+    let len = records.len();
+    // Walked here once, so that nothing of a malformed changeset is ever handed out.
+    let (mut rest, mut due, mut found, mut first) = (records, 0, 0, 0);
+    while !rest.is_empty() {
+        let (number, value) = take_record(&mut rest, &mut due).ok_or(corrupt("a malformed record"))?;
+        if found == 0 {
+            first = number.0;
+        }
+        let end = len - rest.len();
+        visit(number, end - value.len()..end);
+        found += 1;
+    }
+    if found != count {
+        return Err(corrupt("another number of records than it says"));
+    }
+    let records = match payload {
+        Cow::Borrowed(_) => RecordBytes::Stored(bytes.len() - len..bytes.len()),
+        Cow::Owned(payload) => {
+            let start = payload.len() - len;
+            RecordBytes::Unpacked(Bytes::from(payload).slice(start..))
+        }
+    };
+    Ok(Verified { records, count, numbers: first..due })
 }
 
 /// Iterator of [`Changeset::records`].
@@ -370,19 +405,19 @@ impl Packer {
 
 /// The payload of a changeset of a compressed part. Allocates at most [`PACKED_PAYLOAD_BYTES_MAX`], and no more than
 /// LZ4 can make of the bytes that are there.
-fn unpack(stored: Bytes) -> Option<Bytes> {
+fn unpack(stored: &[u8]) -> Option<Cow<'_, [u8]>> {
     const RATIO_MAX: usize = 255;
-    let mut packed = &stored[..];
+    let mut packed = stored;
     let payload_len = usize::try_from(varint::take(&mut packed)?).ok()?;
     if payload_len == 0 {
-        return Some(stored.slice(stored.len() - packed.len()..));
+        return Some(Cow::Borrowed(packed));
     }
     if payload_len > PACKED_PAYLOAD_BYTES_MAX || payload_len / RATIO_MAX > packed.len() {
         return None;
     }
     let mut payload = vec![0; payload_len];
     match decompress_into(packed, &mut payload) {
-        Ok(len) if len == payload_len => Some(payload.into()),
+        Ok(len) if len == payload_len => Some(Cow::Owned(payload)),
         _ => None,
     }
 }
@@ -549,10 +584,10 @@ mod tests {
         corrupt(changeset(&[&numbers(&[1 << 20])[..], &zeros].concat(), Compression::Lz4));
         for claimed in [1, (1 << 20) - 1, (1 << 20) + 1, 1 << 26, (1 << 26) + 1, 1 << 40, u64::MAX] {
             let stored = [&numbers(&[claimed])[..], &zeros].concat();
-            assert!(unpack(stored.clone().into()).is_none(), "{claimed}");
+            assert!(unpack(&stored).is_none(), "{claimed}");
             corrupt(changeset(&stored, Compression::Lz4));
         }
-        assert_eq!(unpack([&numbers(&[1 << 20])[..], &zeros].concat().into()).unwrap().len(), 1 << 20);
+        assert_eq!(unpack(&[&numbers(&[1 << 20])[..], &zeros].concat()).unwrap().len(), 1 << 20);
     }
 
     #[test]

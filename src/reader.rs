@@ -13,9 +13,9 @@ mod batch;
 mod local;
 mod objects;
 mod restore;
+mod unpack;
 
-use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,15 +24,16 @@ use tidelog_upload::Store;
 use crate::error::ReadError;
 use crate::footer::{Footer, FooterError};
 use crate::handle::ChangelogHandle;
-use crate::part::{Directory, DirectoryEntry};
+use crate::part::Directory;
 use crate::types::{KeyGroup, KeyGroupRange, LogId};
 pub use batch::{Change, ChangeBatch, ChangeBatchIntoIter};
 use local::{LocalGroup, Unreadable};
 pub(crate) use local::{LocalSite, Pin};
-use objects::{Asked, ObjectSource, PartRun, Rope, Unread};
+use objects::{Asked, ObjectSource, PartRun, Unread};
 pub use restore::Restore;
 use restore::{Item, Shared, cover};
 pub(crate) use restore::{LocalBlocks, Plan};
+use unpack::EntryRange;
 
 /// Ranges of objects under way at once, or here and not handed out.
 const READ_AHEAD: usize = 16;
@@ -109,29 +110,6 @@ enum Ahead<T> {
     Local(Arc<LocalGroup>),
 }
 
-/// Neighbouring changesets of one run.
-#[derive(Clone, Debug)]
-struct EntryRange {
-    run: PartRun,
-    directory: Arc<Directory>,
-    entries: Range<usize>,
-    /// It was damaged before.
-    again: bool,
-}
-
-impl EntryRange {
-    fn entries(&self) -> &[DirectoryEntry] {
-        &self.directory.entries()[self.entries.clone()]
-    }
-
-    /// Where they stand in the run, in bytes.
-    fn bytes(&self) -> Range<u64> {
-        let entries = self.entries();
-        let start = entries.first().map_or(0, |entry| entry.range.start);
-        start..entries.last().map_or(start, |entry| entry.range.end)
-    }
-}
-
 impl ChangelogReader {
     /// A reader of `handles` on any machine that reaches their buckets: [`Restore`] for one reader.
     ///
@@ -178,7 +156,7 @@ impl ChangelogReader {
             ranges: VecDeque::new(),
             under_way: VecDeque::new(),
             bytes_under_way: 0,
-            batch: ChangeBatch::new(LogId(0), 0).into_iter(),
+            batch: ChangeBatch::of_changes(LogId(0), Vec::new()).into_iter(),
             failed: false,
         }
     }
@@ -353,12 +331,9 @@ impl ChangelogReader {
         source: &Arc<ObjectSource>,
         range: &EntryRange,
     ) -> Result<Asked<ChangeBatch>, ReadError> {
+        let asked = self.shared.objects.changes(source, range, &mut self.stats)?;
         let bytes = range.bytes();
-        let (start, end) = (range.run.offset + bytes.start, range.run.offset + bytes.end);
-        let (of_source, of_range) = (Arc::clone(source), range.clone());
-        let decode = move |rope: &Rope| unpack(&of_source, &of_range, rope);
-        let asked = self.shared.objects.download(source, start..end, &mut self.stats, decode)?;
-        self.bytes_under_way += end - start;
+        self.bytes_under_way += bytes.end - bytes.start;
         Ok(asked)
     }
 
@@ -471,21 +446,6 @@ fn runs_of(source: &ObjectSource, footer: Asked<Arc<Footer>>) -> Result<Vec<Part
         return Err(Unread::Footer(FooterError::Misplaced { expected, found }).of(source, None));
     }
     source.runs(&footer)
-}
-
-/// Verifies the changesets of a range.
-fn unpack(source: &ObjectSource, range: &EntryRange, rope: &Rope) -> Result<ChangeBatch, Unread> {
-    let (EntryRange { run, .. }, wanted) = (range, source.wanted());
-    let of_run = run.run.first..run.run.end;
-    let start = range.bytes().start;
-    let mut batch = ChangeBatch::new(source.log, range.entries().len());
-    for entry in range.entries() {
-        let bytes = rope.slice((entry.range.start - start) as usize..(entry.range.end - start) as usize);
-        batch
-            .add(bytes, run.part, entry.group, run.compression, of_run.clone(), &wanted)
-            .map_err(|error| Unread::Changeset(entry.range.clone(), error))?;
-    }
-    Ok(batch)
 }
 
 /// Blocks the thread for each batch, and hands out its changes one by one.

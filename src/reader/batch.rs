@@ -2,13 +2,14 @@
 //!
 //! Changesets are walked once, by whoever verifies them, while their bytes are in its cache: from header to header, each
 //! found by the length of the value before it, a walk waits for every miss. What it finds is a list of slots; who goes
-//! over that later waits for none. Changes of local blocks were sorted one by one, and are kept as they are.
+//! over that later waits for none. A [`Builder`] does that; the bytes need not all be there yet. Changes of local blocks
+//! were sorted one by one, and are kept as they are.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::part::{Changeset, Compression, PartError, PartId};
+use crate::part::{self, Compression, PartError, PartId, RecordBytes, Verified};
 use crate::types::{KeyGroup, LogId, SequenceNumber};
 
 /// One change, as it was appended. The value is `Bytes` where the change is kept, and a slice of its batch where it is
@@ -55,38 +56,9 @@ struct Slot {
 }
 
 impl ChangeBatch {
-    /// A batch of nothing, for `changesets` changesets.
-    pub(super) fn new(log: LogId, changesets: usize) -> ChangeBatch {
-        let changesets = Vec::with_capacity(changesets);
-        ChangeBatch { log, changesets, slots: Vec::new(), changes: Vec::new() }
-    }
-
     /// Changes of one log, one by one.
     pub(super) fn of_changes(log: LogId, changes: Vec<Change>) -> ChangeBatch {
         ChangeBatch { log, changesets: Vec::new(), slots: Vec::new(), changes }
-    }
-
-    /// Verifies a changeset of a run with these numbers, and adds the changes with wanted ones; its other arguments are those
-    /// of [`Changeset::decode`]. After an error the batch is of no use.
-    pub(super) fn add(
-        &mut self,
-        bytes: Bytes,
-        part: PartId,
-        key_group: Option<KeyGroup>,
-        compression: Compression,
-        of_run: Range<SequenceNumber>,
-        wanted: &Range<SequenceNumber>,
-    ) -> Result<(), PartError> {
-        let slots = &mut self.slots;
-        let visit = |number, value: Range<usize>| {
-            if wanted.contains(&number) {
-                slots.push(Slot { number, start: value.start, len: value.len() });
-            }
-        };
-        let changeset = Changeset::decode_and_visit(bytes, part, self.log, key_group, compression, visit)?;
-        changeset.check_numbers(of_run)?;
-        self.changesets.push(Slots { key_group, bytes: changeset.bytes().clone(), end: self.slots.len() });
-        Ok(())
     }
 
     /// The log of all the changes.
@@ -178,6 +150,76 @@ impl Iterator for ChangeBatchIntoIter {
     }
 }
 
+/// A batch whose changesets are verified one by one, out of bytes that may be on their way still.
+#[derive(Debug)]
+pub(super) struct Builder {
+    log: LogId,
+    /// Of each changeset its key group, its records, and where its slots end.
+    changesets: Vec<(Option<KeyGroup>, RecordBytes, usize)>,
+    slots: Vec<Slot>,
+}
+
+impl Builder {
+    /// A batch of nothing, for `changesets` changesets of a log.
+    pub fn new(log: LogId, changesets: usize) -> Builder {
+        Builder { log, changesets: Vec::with_capacity(changesets), slots: Vec::new() }
+    }
+
+    /// Verifies the changeset of a run with these numbers that stands `at` these bytes, and adds the changes with wanted
+    /// numbers; the other arguments are those of [`Changeset::decode`](part::Changeset::decode). After an error the batch is
+    /// of no use.
+    #[allow(clippy::too_many_arguments)]
+    pub fn add(
+        &mut self,
+        bytes: &[u8],
+        at: Range<usize>,
+        part: PartId,
+        key_group: Option<KeyGroup>,
+        compression: Compression,
+        of_run: Range<SequenceNumber>,
+        wanted: &Range<SequenceNumber>,
+    ) -> Result<(), PartError> {
+        let slots = &mut self.slots;
+        let visit = |number, value: Range<usize>| {
+            if wanted.contains(&number) {
+                slots.push(Slot { number, start: value.start, len: value.len() });
+            }
+        };
+        let start = at.start;
+        let changeset = bytes.get(at).unwrap_or_default();
+        let verified = part::verify(changeset, part, self.log, key_group, compression, visit)?;
+        verified.check_numbers(of_run)?;
+        let Verified { mut records, .. } = verified;
+        if let RecordBytes::Stored(range) = &mut records {
+            *range = start + range.start..start + range.end;
+        }
+        self.changesets.push((key_group, records, self.slots.len()));
+        Ok(())
+    }
+
+    /// How many changesets were added.
+    pub fn changesets(&self) -> usize {
+        self.changesets.len()
+    }
+
+    /// The batch, with the bytes that the changesets were added from.
+    pub fn finish(self, bytes: impl Fn(Range<usize>) -> Bytes) -> ChangeBatch {
+        let changesets = self.changesets.into_iter().map(|(key_group, records, end)| {
+            let bytes = match records {
+                RecordBytes::Stored(range) => bytes(range),
+                RecordBytes::Unpacked(records) => records,
+            };
+            Slots { key_group, bytes, end }
+        });
+        ChangeBatch {
+            log: self.log,
+            changesets: changesets.collect(),
+            slots: self.slots,
+            changes: Vec::new(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,14 +265,16 @@ mod tests {
             [(3, changeset(3, &[10, 12, 19])), (5, changeset(5, &[])), (6, changeset(6, &[11, 20]))];
         let batch = |first, end| {
             let wanted = SequenceNumber(first)..SequenceNumber(end);
-            let of_run = SequenceNumber(10)..SequenceNumber(21);
-            let mut batch = ChangeBatch::new(LOG, 3);
-            for (group, bytes) in changesets.clone() {
-                batch
-                    .add(bytes, PART, Some(KeyGroup(group)), Compression::None, of_run.clone(), &wanted)
-                    .unwrap();
+            let mut builder = Builder::new(LOG, 3);
+            let mut bytes = Vec::new();
+            for (group, changeset) in &changesets {
+                let at = bytes.len()..bytes.len() + changeset.len();
+                bytes.extend_from_slice(changeset);
+                let (group, of_run) = (Some(KeyGroup(*group)), SequenceNumber(10)..SequenceNumber(21));
+                builder.add(&bytes, at, PART, group, Compression::None, of_run, &wanted).unwrap();
             }
-            found(&batch)
+            let bytes = Bytes::from(bytes);
+            found(&builder.finish(|range| bytes.slice(range)))
         };
         let all = [(3, 10), (3, 12), (3, 19), (6, 11), (6, 20)];
         assert_eq!(batch(0, 100), all);
@@ -239,7 +283,7 @@ mod tests {
         assert_eq!(batch(11, 100), all[1..]);
         assert_eq!(batch(13, 20), [(3, 19)]);
         assert_eq!(batch(13, 19), []);
-        assert_eq!(found(&ChangeBatch::new(LOG, 0)), []);
+        assert_eq!(found(&Builder::new(LOG, 0).finish(|_| Bytes::new())), []);
     }
 
     #[test]
@@ -248,7 +292,8 @@ mod tests {
             let (of_run, group) = (SequenceNumber(first)..SequenceNumber(end), Some(KeyGroup(3)));
             let wanted = SequenceNumber(0)..SequenceNumber(100);
             let bytes = changeset(3, numbers);
-            ChangeBatch::new(LOG, 1).add(bytes, PART, group, Compression::None, of_run, &wanted)
+            let at = 0..bytes.len();
+            Builder::new(LOG, 1).add(&bytes, at, PART, group, Compression::None, of_run, &wanted)
         };
         assert_eq!(add(&[10, 12, 19], 10, 20), Ok(()));
         assert_eq!(add(&[], 10, 20), Ok(()));

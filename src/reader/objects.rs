@@ -17,6 +17,8 @@ use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::{Driver, Pending, Resolver, Runtime, Store, StoreError, UploadOptions};
 
 use super::ReadStats;
+use super::batch::ChangeBatch;
+use super::unpack::{EntryRange, Unpack};
 use crate::device::lock;
 use crate::error::ReadError;
 use crate::footer::{Footer, FooterError, PartEntry};
@@ -89,34 +91,6 @@ impl ObjectSource {
     /// The whole changes that the extent stands for.
     pub fn wanted(&self) -> Range<SequenceNumber> {
         self.extent.first..self.extent.end
-    }
-}
-
-/// Bytes of an object, as its pieces gave them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Rope(Vec<Bytes>);
-
-impl Rope {
-    /// Some of the bytes; copied only where they stand in several pieces. Fewer where there are no more.
-    pub fn slice(&self, range: Range<usize>) -> Bytes {
-        let mut found: Vec<Bytes> = Vec::new();
-        let mut start = 0;
-        for piece in &self.0 {
-            let end = start + piece.len();
-            let (first, last) = (range.start.max(start), range.end.min(end));
-            if first < last {
-                found.push(piece.slice(first - start..last - start));
-            }
-            start = end;
-        }
-        match found.len() {
-            0 | 1 => found.pop().unwrap_or_default(),
-            _ => found.concat().into(),
-        }
-    }
-
-    fn whole(&self) -> Bytes {
-        self.slice(0..usize::MAX)
     }
 }
 
@@ -231,45 +205,56 @@ impl Objects {
         Ok((driver, BucketIndex(0)))
     }
 
+    /// The places of a range of the object's bytes, which are about to be asked for.
+    fn places(
+        &self,
+        extent: &Extent,
+        range: Range<u64>,
+        stats: &mut ReadStats,
+    ) -> Result<Vec<(Bucket, String, Range<u64>)>, ReadError> {
+        let mut places = Vec::new();
+        for (piece, range) in piece::locate(&extent.pieces, range) {
+            places.push((self.find(&piece.bucket)?, piece.object.clone(), range));
+        }
+        stats.requests += places.len() as u64;
+        stats.bytes += places.iter().map(|(.., range)| range.end - range.start).sum::<u64>();
+        Ok(places)
+    }
+
     /// Asks for a range of the object's bytes, wherever they are; `done` must not block.
     fn get(
         &self,
         extent: &Extent,
         range: Range<u64>,
         stats: &mut ReadStats,
-        done: impl FnOnce(Result<Rope, StoreError>) + Send + 'static,
+        done: impl FnOnce(Result<Bytes, StoreError>) + Send + 'static,
     ) -> Result<(), ReadError> {
-        let mut places = Vec::new();
-        for (piece, range) in piece::locate(&extent.pieces, range) {
-            places.push((self.find(&piece.bucket)?, &piece.object, range));
-        }
-        let gather = Gather::new(places.len(), done);
-        for (index, ((driver, bucket), object, range)) in places.into_iter().enumerate() {
-            stats.requests += 1;
-            stats.bytes += range.end - range.start;
-            let gather = gather.clone();
-            driver.get(bucket, object, range, move |outcome| {
-                if let Some(gather) = gather {
-                    Gather::came(&gather, index, outcome);
-                }
-            });
-        }
+        Gather::get(self.places(extent, range, stats)?, done);
         Ok(())
     }
 
-    /// What is made of a range of the object's bytes, on the thread that received them: there they are in its cache, and
-    /// several are looked at side by side.
-    pub fn download<T: Send + 'static>(
+    /// The changes of a range, verified on the thread that receives them: there they are in its cache, and several ranges
+    /// are looked at side by side.
+    pub fn changes(
         &self,
-        source: &ObjectSource,
-        range: Range<u64>,
+        source: &Arc<ObjectSource>,
+        range: &EntryRange,
         stats: &mut ReadStats,
-        decode: impl FnOnce(&Rope) -> Result<T, Unread> + Send + 'static,
-    ) -> Result<Asked<T>, ReadError> {
+    ) -> Result<Asked<ChangeBatch>, ReadError> {
         let (resolver, pending) = tidelog_upload::channel();
-        self.get(&source.extent, range, stats, move |outcome| {
-            resolver.resolve(outcome.map_err(Unread::Store).and_then(|rope| decode(&rope)));
-        })?;
+        let places = self.places(&source.extent, range.bytes(), stats)?;
+        let (source, range) = (Arc::clone(source), range.clone());
+        let unpack = move || Unpack::new(Arc::clone(&source), range.clone());
+        let done = move |outcome: Result<(Bytes, Unpack), StoreError>| {
+            let unpacked = outcome.map_err(Unread::Store).and_then(|(bytes, unpack)| unpack.finish(&bytes));
+            resolver.resolve(unpacked);
+        };
+        match &places[..] {
+            [((driver, bucket), object, range)] => {
+                driver.get_watched(*bucket, object, range.clone(), unpack, done);
+            }
+            _ => Gather::get(places, move |outcome| done(outcome.map(|bytes| (bytes, unpack())))),
+        }
         Ok(Asked::Waiting(pending))
     }
 
@@ -288,8 +273,7 @@ impl Objects {
         let (footers, directories, at) = (self.footers.clone(), self.directories.clone(), key.clone());
         let start = range.start;
         let sent = self.get(extent, range, stats, move |outcome| {
-            let footer = outcome.map_err(Unread::Store).and_then(|rope| {
-                let mut before = rope.whole();
+            let footer = outcome.map_err(Unread::Store).and_then(|mut before| {
                 let bytes = before.split_off(before.len().saturating_sub(footer_len));
                 let footer = Footer::decode(&bytes, Some(token)).map_err(Unread::Footer)?;
                 directories.offer(&at, &footer, &before, start);
@@ -327,7 +311,7 @@ impl Objects {
             let start = range.start;
             let sent = failed.is_none().then(|| {
                 self.get(&source.extent, range, stats, move |outcome| {
-                    let bytes = outcome.map(|rope| rope.whole()).map_err(Unread::Store);
+                    let bytes = outcome.map_err(Unread::Store);
                     for (key, run) in wanted {
                         let directory = bytes.clone().and_then(|bytes| {
                             let within = |at: u64| (at - start) as usize;
@@ -379,7 +363,7 @@ fn object_key(extent: &Extent) -> ObjectKey {
 }
 
 /// Told what came.
-type Done = Box<dyn FnOnce(Result<Rope, StoreError>) + Send>;
+type Done = Box<dyn FnOnce(Result<Bytes, StoreError>) + Send>;
 
 /// The answers of several requests, put together when the last one has come.
 struct Gather {
@@ -389,17 +373,20 @@ struct Gather {
 }
 
 impl Gather {
-    /// `None` if nothing is to come, of which `done` was told.
-    fn new(
-        count: usize,
-        done: impl FnOnce(Result<Rope, StoreError>) + Send + 'static,
-    ) -> Option<Arc<Mutex<Gather>>> {
-        if count == 0 {
-            done(Ok(Rope::default()));
-            return None;
+    /// Asks for all of them.
+    fn get(
+        places: Vec<(Bucket, String, Range<u64>)>,
+        done: impl FnOnce(Result<Bytes, StoreError>) + Send + 'static,
+    ) {
+        if places.is_empty() {
+            return done(Ok(Bytes::new()));
         }
-        let outcome = Ok(vec![Bytes::new(); count]);
-        Some(Arc::new(Mutex::new(Gather { left: count, outcome, done: Some(Box::new(done)) })))
+        let (left, outcome) = (places.len(), Ok(vec![Bytes::new(); places.len()]));
+        let gather = Arc::new(Mutex::new(Gather { left, outcome, done: Some(Box::new(done)) }));
+        for (index, ((driver, bucket), object, range)) in places.into_iter().enumerate() {
+            let gather = Arc::clone(&gather);
+            driver.get(bucket, &object, range, move |outcome| Gather::came(&gather, index, outcome));
+        }
     }
 
     fn came(gather: &Mutex<Gather>, index: usize, outcome: Result<Bytes, StoreError>) {
@@ -415,7 +402,10 @@ impl Gather {
         {
             let outcome = std::mem::replace(&mut all.outcome, Ok(Vec::new()));
             drop(all);
-            done(outcome.map(Rope));
+            done(outcome.map(|mut pieces| match &mut pieces[..] {
+                [piece] => std::mem::take(piece),
+                _ => pieces.concat().into(),
+            }));
         }
     }
 }
@@ -546,19 +536,5 @@ mod tests {
         let _ = shelf.ask(9);
         shelf.put(&9, Ok((9, 2 * KEPT_BYTES_MAX)));
         assert_eq!([9, 1].map(here), [true, false], "what was asked for last stays, whatever it takes");
-    }
-
-    #[test]
-    fn a_rope_gives_any_range_of_its_bytes() {
-        let whole: Vec<u8> = (0..20).collect();
-        for (first, second) in (0..=20).flat_map(|first| (first..=20).map(move |second| (first, second))) {
-            let cuts = [0..first, first..second, second..20];
-            let rope = Rope(cuts.into_iter().map(|cut| Bytes::copy_from_slice(&whole[cut])).collect());
-            for (start, end) in (0..=20).flat_map(|start| (start..=20).map(move |end| (start, end))) {
-                assert_eq!(rope.slice(start..end), whole[start..end]);
-            }
-            assert_eq!(rope.whole(), whole);
-            assert_eq!(rope.slice(15..99), whole[15..]);
-        }
     }
 }

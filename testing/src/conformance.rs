@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use tidelog_upload::store::{
     Body, Capabilities, EntityTag, Lane, ListedObject, Parts, UploadId, UploadRef, UploadedPart,
 };
-use tidelog_upload::{Operation, Store, StoreError, StoreErrorKind};
+use tidelog_upload::{Operation, Store, StoreError, StoreErrorKind, Watch};
 
 /// What is expected of a store beside its contract.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +92,10 @@ impl Suite {
             let got = self.ok("get of a range", self.store.get(&name, range.clone()).await);
             let expected = &all[range.start as usize..range.end as usize];
             assert!(got == expected, "{self}: get of {range:?} returned other bytes");
+            let mut seen = Seen { expected, bytes: 0, is_right: true };
+            let got = self.store.get_watched(&name, range.clone(), &mut seen).await;
+            assert!(self.ok("watched get", got) == expected, "{self}: watched get of {range:?} differs");
+            assert!(seen.is_right, "{self}: watched get of {range:?} showed other bytes");
         }
         for range in
             [0..len + 1, len - 1..len + 1, len..len + 1, len + 10..len + 20, 0..1 << 62, reversed(9, 3)]
@@ -581,6 +585,20 @@ impl Suite {
             Ok(_) => panic!("{self}: {what} should fail"),
             Err(error) => error,
         }
+    }
+}
+
+/// What a store has shown of a range.
+struct Seen<'a> {
+    expected: &'a [u8],
+    bytes: usize,
+    is_right: bool,
+}
+
+impl Watch for Seen<'_> {
+    fn see(&mut self, bytes: &[u8]) {
+        self.is_right &= bytes.len() >= self.bytes && self.expected.get(..bytes.len()) == Some(bytes);
+        self.bytes = bytes.len();
     }
 }
 

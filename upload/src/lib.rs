@@ -35,7 +35,7 @@ pub use options::{HedgeOptions, UploadOptions};
 pub use pending::{Abandoned, Pending, Resolver, channel};
 pub use store::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation,
-    Outcome, Parts, Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
+    Outcome, Parts, Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, Watch,
 };
 pub use tokio::runtime::Handle as RuntimeHandle;
 pub use wire::Wire;

@@ -37,7 +37,7 @@ use self::client::ClientMaker;
 use self::errors::{Failure, Repair};
 use crate::store::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Store,
-    StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, check_name,
+    StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, Watch, check_name,
 };
 
 /// Opens a bucket. Nothing is asked of it, nor of who gives out credentials, before the first request.
@@ -155,7 +155,12 @@ impl S3 {
         }
     }
 
-    async fn read(&self, name: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+    async fn read(
+        &self,
+        name: &str,
+        range: Range<u64>,
+        mut watch: Option<&mut dyn Watch>,
+    ) -> Result<Bytes, StoreError> {
         let key = self.key(Operation::Get, name)?;
         let Range { start, end } = range;
         let out_of_range =
@@ -214,6 +219,9 @@ impl S3 {
                 return Err(self.nonsense(Operation::Get, name, "the answer has more bytes than it says"));
             }
             whole.extend_from_slice(&frame);
+            if let Some(watch) = &mut watch {
+                watch.see(&whole);
+            }
         }
         let bytes = first.unwrap_or_else(|| whole.freeze());
         if bytes.len() != length {
@@ -509,7 +517,16 @@ impl Store for S3 {
     }
 
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
-        Box::pin(self.read(name, range))
+        Box::pin(self.read(name, range, None))
+    }
+
+    fn get_watched<'a>(
+        &'a self,
+        name: &'a str,
+        range: Range<u64>,
+        watch: &'a mut dyn Watch,
+    ) -> BoxFuture<'a, Result<Bytes, StoreError>> {
+        Box::pin(self.read(name, range, Some(watch)))
     }
 
     fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {

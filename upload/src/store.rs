@@ -131,6 +131,21 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// the range does, or whatever the store says. Nothing is allocated for a range that the object does not have.
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>>;
 
+    /// As [`get`](Store::get), and shows the bytes to `watch` while they come, where the store has them piece by piece.
+    /// It may be shown none of them, or not all; what it is shown is the beginning of what is returned.
+    ///
+    /// # Errors
+    /// As [`get`](Store::get).
+    fn get_watched<'a>(
+        &'a self,
+        name: &'a str,
+        range: Range<u64>,
+        watch: &'a mut dyn Watch,
+    ) -> BoxFuture<'a, Result<Bytes, StoreError>> {
+        let _ = watch;
+        self.get(name, range)
+    }
+
     /// What the store knows of a complete object.
     ///
     /// # Errors
@@ -148,6 +163,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// Whatever the store says.
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>>;
+}
+
+/// Looks at the bytes of a range while they come, on the thread that receives them: they are in its cache.
+pub trait Watch: Send {
+    /// `bytes` are all that have come so far, from the start of the range on: those of the call before, and more. Must not
+    /// block.
+    fn see(&mut self, bytes: &[u8]);
 }
 
 /// What a bucket takes: one row per kind of store, compared with the store itself by the conformance suite.

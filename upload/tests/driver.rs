@@ -4,11 +4,13 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use tidelog_upload::sim::{Fault, SimStore};
 use tidelog_upload::{
-    Body, Driver, DriverError, Lane, Operation, Runtime, Store, StoreErrorKind, UploadOptions, block_on,
+    Body, Driver, DriverError, Lane, Operation, Runtime, Store, StoreErrorKind, UploadOptions, Watch,
+    block_on,
 };
 
 use common::{HOME, answer, finish, inline, placed, put, small_parts};
@@ -85,6 +87,37 @@ fn requests_that_stand_alone() {
         driver.get(HOME, "a", 0..1, done);
         assert!(outcome.wait().unwrap().unwrap_err().is_not_found());
         assert_eq!((driver.stats().bytes_got, driver.stats().retries), (3, 0));
+    });
+}
+
+/// What it was shown.
+#[derive(Default)]
+struct Seen(Vec<Vec<u8>>);
+
+impl Watch for Seen {
+    fn see(&mut self, bytes: &[u8]) {
+        self.0.push(bytes.to_vec());
+    }
+}
+
+#[test]
+fn a_watched_read_begins_anew_with_each_attempt() {
+    each_driver(|driver, store| {
+        finish(driver.upload("a", None), "abcdef").0.wait().unwrap().unwrap();
+        store.fail_next(Operation::Get, Fault::After);
+        let attempts = Arc::new(AtomicUsize::new(0));
+        let watch = {
+            let attempts = Arc::clone(&attempts);
+            move || {
+                attempts.fetch_add(1, Ordering::Relaxed);
+                Seen::default()
+            }
+        };
+        let (done, outcome) = answer();
+        driver.get_watched(HOME, "a", 1..5, watch, done);
+        let (bytes, seen) = outcome.wait().unwrap().unwrap();
+        assert_eq!((&bytes[..], seen.0), (&b"bcde"[..], vec![b"bc".to_vec(), b"bcde".to_vec()]));
+        assert_eq!((attempts.load(Ordering::Relaxed), driver.stats().retries), (2, 1));
     });
 }
 

@@ -20,7 +20,7 @@ use super::{Core, Driver, What};
 use crate::bucket::BucketIndex;
 use crate::store::{
     BoxFuture, Lane, ListedObject, ListedUpload, Operation, Store, StoreError, StoreErrorKind, UploadId,
-    UploadRef,
+    UploadRef, Watch,
 };
 
 /// The least time limit of an attempt: a request in a busy server's queue is not a dead one.
@@ -50,14 +50,25 @@ impl Driver {
         let bytes = range.end.saturating_sub(range.start);
         self.ask(bucket, Operation::Get, name, bytes, done, move |store, name| {
             let range = range.clone();
+            Box::pin(async move { whole(store.get(&name, range).await?, bytes, &*store, &name) })
+        });
+    }
+
+    /// As [`get`](Self::get), with a new watch for each attempt, see [`Store::get_watched`]; gives back that of the last.
+    pub fn get_watched<W: Watch + 'static>(
+        &self,
+        bucket: BucketIndex,
+        name: &str,
+        range: Range<u64>,
+        watch: impl Fn() -> W + Send + 'static,
+        done: impl FnOnce(Result<(Bytes, W), StoreError>) + Send + 'static,
+    ) {
+        let bytes = range.end.saturating_sub(range.start);
+        self.ask(bucket, Operation::Get, name, bytes, done, move |store, name| {
+            let (range, mut watch) = (range.clone(), watch());
             Box::pin(async move {
-                let found = store.get(&name, range).await?;
-                if found.len() as u64 == bytes {
-                    return Ok(found);
-                }
-                let cause = format!("{} of {bytes} bytes came", found.len());
-                let kind = StoreErrorKind::Interrupted;
-                Err(StoreError::caused(Operation::Get, store.url(), &name, kind, cause))
+                let found = store.get_watched(&name, range, &mut watch).await?;
+                Ok((whole(found, bytes, &*store, &name)?, watch))
             })
         });
     }
@@ -220,6 +231,15 @@ pub(super) async fn ask<T>(
         tracing::debug!(%error, attempts, "asking again");
         core.retries(what.bucket, what.operation);
     }
+}
+
+/// What a store says is a range of so many bytes.
+fn whole(found: Bytes, bytes: u64, store: &dyn Store, name: &str) -> Result<Bytes, StoreError> {
+    if found.len() as u64 == bytes {
+        return Ok(found);
+    }
+    let cause = format!("{} of {bytes} bytes came", found.len());
+    Err(StoreError::caused(Operation::Get, store.url(), name, StoreErrorKind::Interrupted, cause))
 }
 
 fn delete(store: Arc<dyn Store>, name: String) -> BoxFuture<'static, Result<(), StoreError>> {

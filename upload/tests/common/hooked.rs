@@ -6,7 +6,8 @@ use std::ops::{Deref, Range};
 use bytes::Bytes;
 use tidelog_upload::store::{ListedObject, ListedPart, ListedUpload, UploadedPart};
 use tidelog_upload::{
-    Body, BoxFuture, Capabilities, EntityTag, Lane, Operation, Store, StoreError, UploadId, UploadRef, Wire,
+    Body, BoxFuture, Capabilities, EntityTag, Lane, Operation, Store, StoreError, UploadId, UploadRef, Watch,
+    Wire,
 };
 
 /// What becomes of the requests to a bucket.
@@ -120,6 +121,20 @@ impl<H: Hook> Store for Hooked<H> {
 
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
         self.0.get(name, range)
+    }
+
+    /// Half of the bytes come before the rest.
+    fn get_watched<'a>(
+        &'a self,
+        name: &'a str,
+        range: Range<u64>,
+        watch: &'a mut dyn Watch,
+    ) -> BoxFuture<'a, Result<Bytes, StoreError>> {
+        Box::pin(async move {
+            let bytes = self.0.get(name, range).await?;
+            watch.see(&bytes[..bytes.len() / 2]);
+            Ok(bytes)
+        })
     }
 
     fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
