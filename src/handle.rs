@@ -16,7 +16,7 @@ mod set;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
@@ -64,11 +64,12 @@ pub struct Extent {
 
 impl Extent {
     /// What a reader asks for first: the footer, and a little of what stands before it in the same piece, which is most
-    /// often all of the directories. It takes less time than another request would.
+    /// often all of the directories: more of them for a larger object, and never as much as takes longer than a request.
     pub(crate) fn end_of_object(&self) -> Range<u64> {
-        const DIRECTORIES_BYTES: u64 = 64 << 10;
+        const DIRECTORIES_BYTES: RangeInclusive<u64> = 16 << 10..=256 << 10;
         let Range { start, end } = self.footer;
-        start.saturating_sub(DIRECTORIES_BYTES).max(piece::start_of(&self.pieces, start))..end
+        let directories = (start >> 14).clamp(*DIRECTORIES_BYTES.start(), *DIRECTORIES_BYTES.end());
+        start.saturating_sub(directories).max(piece::start_of(&self.pieces, start))..end
     }
 
     /// The length of the object in bytes: the sum over its pieces.

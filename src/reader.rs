@@ -15,7 +15,7 @@ mod objects;
 mod restore;
 mod unpack;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::handle::Extent;
     use crate::part::{self, Compression, PartId, Run};
-    use crate::types::{KeyGroup, LogId, SequenceNumber};
+    use crate::types::{KeyGroup, KeyGroupRange, LogId, SequenceNumber};
     use crate::varint;
 
     const LOG: LogId = LogId(7);
@@ -129,7 +129,7 @@ mod tests {
         let extent = Extent { pieces: Vec::new(), footer: 0..0, token: 1, first, end };
         let bytes = Bytes::from(bytes).slice(lens[0].1 as usize..);
         assert_eq!(range.bytes(), 1000 + lens[0].1..1000 + len);
-        (Arc::new(ObjectSource { log: LOG, extent }), range, bytes)
+        (Arc::new(ObjectSource { log: LOG, key_groups: KeyGroupRange::ALL, extent }), range, bytes)
     }
 
     #[test]
