@@ -44,7 +44,7 @@ impl Mapping {
         let unit_bytes = if huge { HUGE_PAGE_BYTES.max(page_bytes) } else { page_bytes };
         let len_bytes = len_bytes
             .max(1)
-            .checked_next_multiple_of(unit_bytes)
+            .checked_next_multiple_of(page_bytes)
             .filter(|&len| len <= isize::MAX as usize)
             .ok_or_else(|| invalid(format!("{len_bytes} bytes are more than can be mapped; ask for less")))?;
 
@@ -54,9 +54,11 @@ impl Mapping {
             mapping.advise(Advice::LinuxHugepage, "huge pages");
         }
         mapping.advise(Advice::LinuxDontFork, "keeping it from forked children");
-        // SAFETY: the range is mapped, writable and, so far, known to us alone. Writing it here moves its page faults
-        // from the first append or write to the opening.
-        unsafe { mapping.base.as_ptr().write_bytes(0, len_bytes) };
+        // Moves the page faults from the first append or write to the opening. The kernel has zeroed all pages.
+        for page in (0..len_bytes).step_by(page_bytes) {
+            // SAFETY: the range is mapped, writable and, so far, known to us alone.
+            unsafe { mapping.base.as_ptr().add(page).write_volatile(0) };
+        }
         Ok(mapping)
     }
 
@@ -321,6 +323,16 @@ mod tests {
         }
         for buffer in &taken {
             assert!(buffer.iter().all(|&byte| usize::from(byte) == buffer.index() + 1));
+        }
+    }
+
+    #[test]
+    fn a_mapping_is_no_longer_than_its_pages() {
+        let (page, huge) = (rustix::param::page_size(), HUGE_PAGE_BYTES);
+        for (asked, len) in [(1, page), (huge - 1, huge), (huge + 1, huge + page), (2 * huge, 2 * huge)] {
+            let mapping = Mapping::new(asked).unwrap();
+            assert_eq!(mapping.len_bytes, len);
+            assert!(len < huge || mapping.base().addr().is_multiple_of(huge));
         }
     }
 

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
@@ -190,6 +190,8 @@ impl DirectoryError {
 pub struct RealFiles {
     path: PathBuf,
     directory: File,
+    /// What new segments are filled with, made for the first one.
+    zeros: OnceLock<AlignedBuf>,
 }
 
 /// What the file system said about which file.
@@ -209,7 +211,7 @@ impl RealFiles {
     pub fn open(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref().to_path_buf();
         let directory = File::open(&path)?;
-        Ok(Self { path, directory })
+        Ok(Self { path, directory, zeros: OnceLock::new() })
     }
 
     fn remove_unfinished(&self) -> io::Result<()> {
@@ -249,6 +251,14 @@ impl RealFiles {
         self.sync_names()
     }
 
+    fn zeros(&self) -> io::Result<&[u8]> {
+        if let Some(zeros) = self.zeros.get() {
+            return Ok(zeros);
+        }
+        let zeros = AlignedBuf::alone(ZEROS_BYTES)?;
+        Ok(self.zeros.get_or_init(|| zeros))
+    }
+
     fn sync_names(&self) -> io::Result<()> {
         self.directory.sync_all().map_err(|error| in_file(&self.path, "sync it", error))
     }
@@ -286,7 +296,8 @@ impl Files for RealFiles {
             return Err(in_file(&path, "create it", io::ErrorKind::AlreadyExists.into()));
         }
         self.put(&path, |unfinished| {
-            write_zeros(unfinished, len).map_err(|error| in_file(&path, "fill it with zeros", error))
+            let filled = self.zeros().and_then(|zeros| write_zeros(unfinished, len, zeros));
+            filled.map_err(|error| in_file(&path, "fill it with zeros", error))
         })
     }
 
@@ -374,7 +385,7 @@ fn read_direct(path: &Path, offset: u64, buffer: &mut [u8]) -> usize {
 }
 
 /// Makes a new file whose blocks are all allocated and written, so that later writes change no metadata.
-fn write_zeros(path: &Path, len: u64) -> io::Result<()> {
+fn write_zeros(path: &Path, len: u64, zeros: &[u8]) -> io::Result<()> {
     let open = |flags: OFlags| {
         let flags = flags.bits() as i32;
         OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(path)
@@ -382,18 +393,13 @@ fn write_zeros(path: &Path, len: u64) -> io::Result<()> {
     // Direct writes keep a segment's worth of zeros out of the page cache. Not every file system takes them, and some
     // say so only at the first write.
     let direct = if len.is_multiple_of(4096) { open(OFlags::DIRECT).ok() } else { None };
-    let zeros = {
-        let mut zeros = AlignedBuf::alone(ZEROS_BYTES)?;
-        zeros.fill(0);
-        zeros
-    };
     if let Some(file) = direct {
-        match fill(&file, len, &zeros) {
+        match fill(&file, len, zeros) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
             result => return result,
         }
     }
-    fill(&open(OFlags::empty())?, len, &zeros)
+    fill(&open(OFlags::empty())?, len, zeros)
 }
 
 fn fill(file: &File, len: u64, zeros: &[u8]) -> io::Result<()> {
