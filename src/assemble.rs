@@ -7,8 +7,10 @@
 //! A part does not fit into a core's own cache, so bytes are looked at while they are there for another reason: a block is
 //! counted when it was just verified, and long changesets are hashed while they grow.
 
+mod memory;
 mod scatter;
 
+pub use self::memory::Memory;
 use self::scatter::{GROWING_BYTES_MIN, Growing, Plan, scatter};
 use crate::block::{Block, BlockError};
 use crate::part::{self, Compression, PartId, Run};
@@ -20,10 +22,10 @@ use std::hash::Hasher as _;
 use std::ops::Range;
 
 /// An assembled part.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Part {
     /// The part's bytes: its runs back to back. Empty if no change was to be kept.
-    pub bytes: Vec<u8>,
+    pub bytes: Memory,
     /// The directories of its runs, back to back, for the [tail](crate::tail::Tail) of its object.
     pub directories: Vec<u8>,
     /// What stands where in `bytes`, sorted by log.
@@ -46,7 +48,7 @@ pub struct Assembler {
     changesets: Vec<Span>,
     packer: part::Packer,
     /// Memory for the next part before compression.
-    spare: Vec<u8>,
+    spare: Memory,
 }
 
 impl std::fmt::Debug for Assembler {
@@ -87,7 +89,7 @@ impl Assembler {
             Compression::Lz4 => Vec::new(),
         };
         self.scatter(&blocks, &mut bytes, &mut growing);
-        bytes.truncate(raw_len);
+        bytes.set_len(raw_len);
         match compression {
             Compression::None => {
                 let directories = self.seal(&mut bytes, &runs, part, growing);
@@ -96,26 +98,27 @@ impl Assembler {
             Compression::Lz4 => {
                 let (packed, directories) = self.pack(&bytes, &mut runs, part);
                 self.spare = bytes;
-                Ok(Part { bytes: packed, directories, runs })
+                Ok(Part { bytes: packed.into(), directories, runs })
             }
         }
     }
 
     /// Offers memory for the next part: of an earlier one, as a rule. What is in it is not looked at.
-    pub fn reuse(&mut self, memory: Vec<u8>) {
+    pub fn reuse(&mut self, memory: Memory) {
         if memory.capacity() > self.spare.capacity() {
             self.spare = memory;
         }
     }
 
-    fn memory(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = std::mem::take(&mut self.spare);
-        if bytes.capacity() < len {
-            // Zeroed by the system, not by a loop. A little more than asked for serves most parts to come.
-            bytes = vec![0; len.next_multiple_of(SPARE_STEP_BYTES)];
+    fn memory(&mut self, len: usize) -> Memory {
+        let mut memory = std::mem::take(&mut self.spare);
+        if memory.capacity() < len {
+            // First what is too small, so that there are never both.
+            drop(memory);
+            memory = Memory::new(len);
         }
-        bytes.resize(len, 0);
-        bytes
+        memory.set_len(len);
+        memory
     }
 
     fn reset(&mut self) {
@@ -458,8 +461,6 @@ const SKIP: u32 = u32::MAX;
 const LARGE_DELTA: u32 = u32::MAX;
 /// The second walk writes up to this many bytes past the end of the last changeset.
 const SLACK_BYTES: usize = 16;
-
-const SPARE_STEP_BYTES: usize = 256 << 10;
 
 /// One log in the part at hand.
 struct Log {

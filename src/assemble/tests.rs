@@ -227,7 +227,7 @@ proptest! {
             for compression in [Compression::None, Compression::Lz4] {
                 let keep = |log: LogId| if log.0 & 1 == 0 { keep_from } else { 0 };
                 let kept = &mut |log| from(keep(log));
-                assembler.reuse(vec![0xee; 1 << 20]);
+                assembler.reuse(vec![0xee; 1 << 20].into());
                 let part = assembler.assemble(decoded(&blocks), kept, PART, compression).unwrap();
                 let fresh = Assembler::new().assemble(decoded(&blocks), kept, PART, compression).unwrap();
                 prop_assert!(part == fresh, "what was in the memory is in the part");
@@ -394,7 +394,7 @@ fn a_lost_change_may_end_after_any_of_its_fragments() {
 #[test]
 fn no_blocks_make_an_empty_part() {
     let part = assemble(&[], 0).unwrap();
-    assert_eq!(part, Part { bytes: Vec::new(), directories: Vec::new(), runs: Vec::new() });
+    assert_eq!(part, Part { bytes: Vec::new().into(), directories: Vec::new(), runs: Vec::new() });
 }
 
 /// Every single-bit flip and every truncation of an object is detected by whoever reads all of it.
@@ -464,7 +464,7 @@ fn the_fixture_is_read_for_ever() {
     let id = footer.part_id(0);
     let blocks = spill(&changes[..4]);
     let part = Assembler::new().assemble(decoded(&blocks), &mut |_| from(0), id, Compression::None).unwrap();
-    assert_eq!(part.bytes, object[..part.bytes.len()]);
+    assert_eq!(part.bytes[..], object[..part.bytes.len()]);
     assert_eq!(footer.encode(), object[range.start as usize..]);
 }
 

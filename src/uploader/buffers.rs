@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 
+use crate::assemble::Memory;
 use crate::device::lock;
 
 /// How many are kept when none is out.
@@ -20,26 +21,26 @@ pub(super) struct PartBuffers(Arc<Mutex<State>>);
 #[derive(Debug, Default)]
 struct State {
     /// The last that came back is taken first: more of it is in the caches.
-    spare: Vec<Vec<u8>>,
+    spare: Vec<Memory>,
     /// How many are out.
     lent: usize,
 }
 
 impl PartBuffers {
     /// One that came back.
-    pub fn take(&self) -> Option<Vec<u8>> {
+    pub fn take(&self) -> Option<Memory> {
         lock(&self.0).spare.pop()
     }
 
     /// `part` as bytes to be shared; its memory comes back with the last of them.
-    pub fn lend(&self, part: Vec<u8>) -> Bytes {
+    pub fn lend(&self, part: Memory) -> Bytes {
         lock(&self.0).lent += 1;
         Bytes::from_owner(Lent { part, home: self.clone() })
     }
 }
 
 struct Lent {
-    part: Vec<u8>,
+    part: Memory,
     home: PartBuffers,
 }
 
@@ -57,7 +58,7 @@ impl Drop for Lent {
         let kept = state.lent + SPARE_MIN;
         let excess = state.spare.len().saturating_sub(kept);
         // The oldest; given back to the system when the lock is free.
-        let dropped: Vec<Vec<u8>> = state.spare.drain(..excess).collect();
+        let dropped: Vec<Memory> = state.spare.drain(..excess).collect();
         drop(state);
         drop(dropped);
     }
@@ -71,14 +72,14 @@ mod tests {
     fn memory_comes_back_with_the_last_of_its_bytes_and_not_without_bound() {
         let buffers = PartBuffers::default();
         assert_eq!(buffers.take(), None);
-        let part = buffers.lend(vec![7; 100]);
+        let part = buffers.lend(vec![7; 100].into());
         let slice = part.slice(10..20);
         drop(part);
         assert_eq!(buffers.take(), None);
         assert_eq!(slice, [7; 10][..]);
         drop(slice);
-        assert_eq!(buffers.take(), Some(vec![7; 100]));
-        let mut lent: Vec<Bytes> = (0..8).map(|byte| buffers.lend(vec![byte])).collect();
+        assert_eq!(buffers.take(), Some(vec![7; 100].into()));
+        let mut lent: Vec<Bytes> = (0..8).map(|byte| buffers.lend(vec![byte].into())).collect();
         let spare = || lock(&buffers.0).spare.len();
         let kept: Vec<usize> = (0..8)
             .map(|_| {
@@ -88,6 +89,6 @@ mod tests {
             .collect();
         assert_eq!(kept, [1, 2, 3, 4, 5, 4, 3, 2]);
         // Those that came back last, the last one first.
-        assert_eq!([(); 3].map(|()| buffers.take()), [Some(vec![0]), Some(vec![1]), None]);
+        assert_eq!([(); 3].map(|()| buffers.take()), [Some(vec![0].into()), Some(vec![1].into()), None]);
     }
 }
