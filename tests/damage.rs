@@ -295,7 +295,7 @@ fn a_change_outside_of_its_run_is_damage_to_readers_and_compactions() {
             } else if first_end == 12 {
                 break;
             }
-            object.extend(&part.bytes);
+            object.extend_from_slice(&part.bytes);
             tail.push(Compression::None, part.runs, &part.directories);
         }
         let (end, footer) = tail.encode();
