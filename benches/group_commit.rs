@@ -2,7 +2,8 @@
 //!
 //! The floor has a thread and a recycled file for each writer, and writes 1 MiB at a time by `pwritev2` with O_DIRECT and
 //! RWF_DSYNC from huge pages: once with ready-made bytes, once after copying the values into its buffer one by one, as
-//! everyone has to who has values to write. The legs take turns.
+//! everyone has to who has values to write. The second is the one that does the same as we do, and the one of the target;
+//! the first is what the device takes from two threads, and shows what any copy costs. The legs take turns.
 //!
 //! MB/s are of values everywhere.
 //!
@@ -113,8 +114,8 @@ fn main() {
             ]);
         }
         bench.target(
-            format!("share of bare writers with ready-made bytes, {value_len} B"),
-            ratio(&figures[2], &figures[0]),
+            format!("share of bare writers that copy the same values, {value_len} B"),
+            ratio(&figures[2], &figures[1]),
             Limit::AtLeast(0.80),
         );
     }
