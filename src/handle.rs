@@ -68,7 +68,7 @@ impl Extent {
     pub(crate) fn end_of_object(&self) -> Range<u64> {
         const DIRECTORIES_BYTES: RangeInclusive<u64> = 16 << 10..=256 << 10;
         let Range { start, end } = self.footer;
-        let directories = (start >> 14).clamp(*DIRECTORIES_BYTES.start(), *DIRECTORIES_BYTES.end());
+        let directories = (start >> 13).clamp(*DIRECTORIES_BYTES.start(), *DIRECTORIES_BYTES.end());
         start.saturating_sub(directories).max(piece::start_of(&self.pieces, start))..end
     }
 
