@@ -485,3 +485,27 @@ fn complete_class(parts: usize) -> usize {
         _ => 3,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::SimStore;
+    use crate::store::Store;
+
+    #[test]
+    fn d_is_where_it_belongs_after_some_dozen_requests_and_one_late_one_does_not_spoil_it() {
+        let capabilities = SimStore::new(1).capabilities().clone();
+        let bucket = Bucket { url: "sim://1".into(), capabilities };
+        let mut policy = Policy::new(UploadOptions::default(), vec![bucket], 1);
+        let (home, work) = (BucketIndex(0), Work::Data(5_000_000));
+        let spread = |policy: &Policy| policy.delay(home, work).div_duration_f64(policy.expected(home, work));
+        policy.learn(home, work, Duration::from_secs(5));
+        assert!((2.0..2.5).contains(&spread(&policy)), "{}", spread(&policy));
+        let mut policy = Policy::new(policy.options().clone(), policy.buckets().to_vec(), 1);
+        for request in 0..60 {
+            let took = policy.expected(home, work).mul_f64(if request % 2 == 0 { 0.9 } else { 1.1 });
+            policy.learn(home, work, took);
+        }
+        assert!((1.3..1.6).contains(&spread(&policy)), "{}", spread(&policy));
+    }
+}
