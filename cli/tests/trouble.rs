@@ -145,7 +145,7 @@ fn a_writer_that_runs_out_of_room_names_the_checkpoint_that_failed_first() {
 fn of_several_buckets_one_that_is_not_there_is_warned_of_and_left_out() {
     let s3 = S3::start(1);
     let home = Home::new();
-    // Which bucket a run begins with is left to chance.
+    // Which bucket a run begins with is left to chance. One that is only raced may answer when nobody waits for it any more.
     for number in 0..30 {
         let mut write = write_into(&[s3.url(7), s3.url(0)], &home.text(&format!("local-{number}")));
         let output = succeeds(S3::run(write.args(["--checkpoint-every", "1"]), "1\n2\n3\n4\n"));
@@ -156,16 +156,15 @@ fn of_several_buckets_one_that_is_not_there_is_warned_of_and_left_out() {
         let went = format!("4 records, 4 B, went to {} in 4 handles", s3.url(0));
         assert!(said.lines().last().unwrap().contains(&went), "{said}");
         let warnings: Vec<&str> = said.lines().filter(|line| line.contains("WARN")).collect();
-        if s3.server.requests().iter().any(|request| request.bucket == "bucket-7") {
-            assert_eq!(warnings.len(), 1, "{said}");
+        if let [warning, more @ ..] = &warnings[..] {
+            assert!(more.is_empty(), "{said}");
             for part in ["refuses objects, they go to the others", "bucket-7", "does not exist; create it"] {
-                assert!(warnings[0].contains(part), "{part} is not in {said}");
+                assert!(warning.contains(part), "{part} is not in {said}");
             }
             return;
         }
-        assert!(warnings.is_empty(), "{said}");
     }
-    panic!("it was never asked");
+    panic!("nobody was warned");
 }
 
 #[test]
