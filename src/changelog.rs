@@ -31,7 +31,7 @@ use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::health::BucketHealth;
 use crate::ledger::Ledger;
 use crate::local::index::LocalIndex;
-use crate::manifest::ManifestRecord;
+use crate::manifest::{ManifestRecord, OTHERS_MAX};
 use crate::options::{OptionError, Options, UploadRuntime};
 use crate::reader::LocalSite;
 use crate::recovered::RecoveredLog;
@@ -234,6 +234,7 @@ impl Changelog {
     /// See [`OpenError`]. Nothing durable is changed then, except that missing directories may have been made.
     pub fn open(options: Options) -> Result<Changelog, OpenError> {
         options.check()?;
+        check_directories(&options)?;
         let stores = options.buckets.iter().map(|bucket| tidelog_upload::open_or_create_store(bucket));
         let stores = stores.collect::<Result<Vec<_>, _>>()?;
         check_memory(&options, &stores)?;
@@ -510,6 +511,16 @@ impl Drop for Changelog {
         let none = Engine::Threads { spillers: Vec::new(), uploader: None };
         std::mem::forget(std::mem::replace(&mut self.engine, Mutex::new(none)));
     }
+}
+
+/// Whether a manifest can name all directories beside its own.
+fn check_directories(options: &Options) -> Result<(), OptionError> {
+    let directories = options.directories.len();
+    if directories <= OTHERS_MAX {
+        return Ok(());
+    }
+    let (value, remedy) = (directories.to_string(), format!("at most {OTHERS_MAX} directories"));
+    Err(OptionError { option: "add_directory", value, remedy })
 }
 
 /// Whether the share of uploads has room for parts of the least size that the buckets take, so that none waits for ever.

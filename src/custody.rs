@@ -2,13 +2,15 @@
 //!
 //! Every decision is recorded in the ledgers before it is carried out. Whether a segment's use may end is computed in
 //! retention.rs; what an object holds is told by the uploader; who needs objects besides logs is in custody/holds.rs, which
-//! of them go in custody/freed.rs, how many bytes they may have in custody/quota.rs.
+//! of them go in custody/freed.rs, which must stay for the sake of other directories in custody/away.rs, how many bytes they
+//! may have in custody/quota.rs.
 //!
 //! Invariants:
 //! 1. A truncation never passes the start of a persist request that is not answered.
-//! 2. An object is deleted when no log and no holder of any ledger needs it, unless it was handed over, and named in one
-//!    deletion at a time.
+//! 2. An object is deleted when no log and no holder of any ledger needs it, unless it was handed over or has changes of a
+//!    directory that is not open here, and named in one deletion at a time.
 
+mod away;
 mod freed;
 mod holds;
 mod quota;
@@ -34,6 +36,8 @@ use quota::Quota;
 #[derive(Debug)]
 pub(crate) struct Holding {
     pub directory: PathBuf,
+    /// The directory's own id, by which other directories know it.
+    pub id: u64,
     pub device: Arc<Device>,
     pub ledger: Arc<Ledger>,
     pub retention: Retention,
@@ -149,6 +153,8 @@ fn newly_settled(index: &Mutex<LocalIndex>, end: u64, state: &ManifestState) -> 
 #[derive(Debug)]
 pub(crate) struct Custody {
     pub holdings: Vec<Holding>,
+    /// Of the directories that are open here.
+    ids: BTreeSet<u64>,
     /// Truncations that were asked for and are not carried out in full.
     wanted: BTreeMap<LogId, (usize, SequenceNumber)>,
     /// The end of what persists ever asked for.
@@ -166,6 +172,7 @@ impl Custody {
     /// With at most `object_bytes_max` bytes of objects of its own, if that is limited.
     pub fn new(holdings: Vec<Holding>, object_bytes_max: Option<u64>) -> Custody {
         let mut custody = Custody {
+            ids: holdings.iter().map(|holding| holding.id).collect(),
             holdings,
             wanted: BTreeMap::new(),
             asked: HashMap::new(),
@@ -175,6 +182,7 @@ impl Custody {
             pinned: BTreeSet::new(),
             quota: Quota::new(object_bytes_max),
         };
+        custody.leave_alone();
         custody.free_all();
         custody.count_all();
         custody.measure();
@@ -263,8 +271,16 @@ impl Custody {
             self.record(device, records);
         }
         self.forget(needed_from);
+        let unneeded = self.take_unneeded();
         self.measure();
-        self.take_unneeded()
+        unneeded
+    }
+
+    /// The ids of all directories but one, of those that are `among` them, ascending.
+    pub fn others(&self, device: usize, among: impl Fn(usize) -> bool) -> Vec<u64> {
+        let others = (0..self.holdings.len()).filter(|&other| other != device && among(other));
+        let ids: BTreeSet<u64> = others.map(|other| self.holdings[other].id).collect();
+        ids.into_iter().collect()
     }
 
     /// Forgets closed logs of which nothing is left.

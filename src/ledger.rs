@@ -441,7 +441,8 @@ mod tests {
             let piece = Piece { bucket: "memory://".into(), object: object.clone(), offset: 0, bytes: 100 };
             let range = LogRange { log: LOG, first: SequenceNumber(number), end: SequenceNumber(number + 1) };
             let (pieces, footer, ranges) = (vec![piece], 90..100, vec![range]);
-            CompletedObject { object, token: number, pieces, footer, blocks_end: number + 1, ranges }
+            let (blocks_end, others) = (number + 1, Vec::new());
+            CompletedObject { object, token: number, pieces, footer, blocks_end, ranges, others }
         };
         let mut state = ManifestState::default();
         state.apply(created).unwrap();

@@ -39,10 +39,13 @@ pub const HOLDER_BYTES_MAX: usize = 256;
 pub const HOLDS_MAX: usize = 1 << 19;
 /// The most logs in one [`ManifestRecord::ObjectHeld`].
 pub const LOGS_PER_RECORD_MAX: usize = 1 << 13;
+/// The most directories of one changelog, beside the one that a manifest is of.
+pub const OTHERS_MAX: usize = 1 << 12;
 
 const RANGE_BYTES_MIN: usize = 18;
 const PIECE_BYTES_MIN: usize = 4;
 const LOG_BYTES: usize = 16;
+const DIRECTORY_BYTES: usize = 8;
 
 /// The changes `[first, end)` of one log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,6 +74,9 @@ pub struct CompletedObject {
     pub blocks_end: u64,
     /// The changes of this directory's logs in it. A log may have several ranges; none overlaps another object's.
     pub ranges: Vec<LogRange>,
+    /// The ids of the other directories whose logs had changes in it, ascending: without one of them nobody can say that
+    /// the object is not needed. Empty in records from before this was noted.
+    pub others: Vec<u64>,
 }
 
 impl CompletedObject {
@@ -169,6 +175,9 @@ pub enum ManifestRecord {
         object: String,
         /// Its token.
         token: u64,
+        /// The ids of the other directories that were open, ascending: one of them may know that the object is complete.
+        /// Empty in records from before this was noted.
+        others: Vec<u64>,
     },
     /// An object's commit is proven.
     ObjectCompleted(CompletedObject),
@@ -177,7 +186,8 @@ pub enum ManifestRecord {
         /// The name of its object.
         object: String,
     },
-    /// A completed object that nobody needs was deleted; or one that was handed over needs no remembering any more.
+    /// A completed object that nobody needs was deleted; or one that was handed over, or let go of, needs no remembering any
+    /// more.
     ObjectDeleted {
         /// Its name.
         object: String,
@@ -250,6 +260,8 @@ const TAG_OBJECT_HELD: u8 = 15;
 const TAG_OBJECT_HANDED_OVER: u8 = 16;
 const TAG_HOLDER_RELEASED: u8 = 17;
 const TAG_BLOCKS_SETTLED: u8 = 18;
+const TAG_SHARED_UPLOAD_OPENED: u8 = 19;
+const TAG_SHARED_OBJECT_COMPLETED: u8 = 20;
 
 impl ManifestRecord {
     /// The records that say that `object` is complete: one, or several if it has very many ranges.
@@ -326,16 +338,19 @@ impl ManifestRecord {
             }
             ManifestRecord::LogClosed { log } => put_log(&mut out, TAG_LOG_CLOSED, *log),
             ManifestRecord::LogForgotten { log } => put_log(&mut out, TAG_LOG_FORGOTTEN, *log),
-            ManifestRecord::UploadOpened { buckets, object, token } => {
-                out.push(TAG_UPLOAD_OPENED);
+            ManifestRecord::UploadOpened { buckets, object, token, others } => {
+                out.push(if others.is_empty() { TAG_UPLOAD_OPENED } else { TAG_SHARED_UPLOAD_OPENED });
                 varint::put(&mut out, buckets.len() as u64);
                 buckets.iter().for_each(|bucket| put_text(&mut out, bucket));
                 put_text(&mut out, object);
                 out.extend_from_slice(&token.to_le_bytes());
+                put_others(&mut out, others);
             }
             ManifestRecord::ObjectCompleted(completed) => {
-                out.push(TAG_OBJECT_COMPLETED);
+                let is_shared = !completed.others.is_empty();
+                out.push(if is_shared { TAG_SHARED_OBJECT_COMPLETED } else { TAG_OBJECT_COMPLETED });
                 put_completed(&mut out, completed);
+                put_others(&mut out, &completed.others);
             }
             ManifestRecord::UploadSettled { object } => {
                 out.push(TAG_UPLOAD_SETTLED);
@@ -370,7 +385,8 @@ impl ManifestRecord {
     /// [`ManifestError::NewerRecord`], [`ManifestError::Truncated`] or [`ManifestError::Invalid`].
     pub fn decode(bytes: &[u8]) -> Result<ManifestRecord, ManifestError> {
         let mut reader = FieldReader::new(bytes);
-        let record = match reader.u8("kind")? {
+        let tag = reader.u8("kind")?;
+        let record = match tag {
             TAG_OPENED => ManifestRecord::Opened {
                 session: reader.u64("session")?,
                 next_epoch: reader.varint("epoch")?,
@@ -407,12 +423,17 @@ impl ManifestRecord {
             },
             TAG_LOG_CLOSED => ManifestRecord::LogClosed { log: read_log(&mut reader)? },
             TAG_LOG_FORGOTTEN => ManifestRecord::LogForgotten { log: read_log(&mut reader)? },
-            TAG_UPLOAD_OPENED => ManifestRecord::UploadOpened {
+            TAG_UPLOAD_OPENED | TAG_SHARED_UPLOAD_OPENED => ManifestRecord::UploadOpened {
                 buckets: read_buckets(&mut reader)?,
                 object: read_object(&mut reader)?,
                 token: reader.u64("token")?,
+                others: read_others(&mut reader, tag == TAG_SHARED_UPLOAD_OPENED)?,
             },
-            TAG_OBJECT_COMPLETED => ManifestRecord::ObjectCompleted(read_completed(&mut reader)?),
+            TAG_OBJECT_COMPLETED | TAG_SHARED_OBJECT_COMPLETED => {
+                let object = read_completed(&mut reader)?;
+                let others = read_others(&mut reader, tag == TAG_SHARED_OBJECT_COMPLETED)?;
+                ManifestRecord::ObjectCompleted(CompletedObject { others, ..object })
+            }
             TAG_UPLOAD_SETTLED => ManifestRecord::UploadSettled { object: read_object(&mut reader)? },
             TAG_OBJECT_DELETED => ManifestRecord::ObjectDeleted { object: read_object(&mut reader)? },
             TAG_SEGMENT_SEALED => {
@@ -482,7 +503,25 @@ fn read_completed(reader: &mut FieldReader<'_>) -> Result<CompletedObject, Manif
         let end = first.0.checked_add(reader.varint("range")?).ok_or(ManifestError::Invalid("range"))?;
         ranges.push(LogRange { log, first, end: SequenceNumber(end) });
     }
-    Ok(CompletedObject { object, token, pieces, footer, blocks_end, ranges })
+    Ok(CompletedObject { object, token, pieces, footer, blocks_end, ranges, others: Vec::new() })
+}
+
+/// None are not written: their record has another tag.
+fn put_others(out: &mut Vec<u8>, others: &[u64]) {
+    if !others.is_empty() {
+        varint::put(out, others.len() as u64);
+        others.iter().for_each(|directory| out.extend_from_slice(&directory.to_le_bytes()));
+    }
+}
+
+fn read_others(reader: &mut FieldReader<'_>, is_shared: bool) -> Result<Vec<u64>, ManifestError> {
+    if !is_shared {
+        return Ok(Vec::new());
+    }
+    match reader.count(OTHERS_MAX, DIRECTORY_BYTES, "number of directories")? {
+        0 => Err(ManifestError::Invalid("number of directories")),
+        count => Ok((0..count).map(|_| reader.u64("directory")).collect::<Result<_, _>>()?),
+    }
 }
 
 /// A bucket is written where it is first named, and is a number from then on; of a name, only what follows the object's.

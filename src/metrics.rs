@@ -66,6 +66,11 @@ const METRICS: &[Metric] = &[
         &[],
         "deletions and sweeps that failed and are tried again; growing without end, objects pile up in a bucket",
     ),
+    count(
+        "tidelog_objects_let_go_total",
+        &[],
+        "objects and uploads that nothing here needs and that stay all the same: they may have changes of a local directory that is not open here",
+    ),
     metric(
         "tidelog_owned_object_bytes",
         MetricKind::Gauge,

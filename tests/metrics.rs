@@ -210,6 +210,7 @@ fn a_changelog_in_trouble_tells_every_metric_of_the_list_as_listed() {
     metrics::with_local_recorder(&listener, || {
         trouble();
         rot();
+        leave_out();
     });
     let uploads: BTreeSet<&str> = tidelog_upload::metrics::METRICS.iter().map(|metric| metric.name).collect();
     let described = listener.described.into_inner().unwrap();
@@ -236,9 +237,13 @@ fn a_changelog_in_trouble_tells_every_metric_of_the_list_as_listed() {
 }
 
 fn open(world: &SimWorld, store: &Arc<SimStore>, micros: &Arc<AtomicU64>) -> Changelog {
+    open_all(&[world], store, micros)
+}
+
+fn open_all(worlds: &[&SimWorld], store: &Arc<SimStore>, micros: &Arc<AtomicU64>) -> Changelog {
     let (start, time) = (Instant::now(), Arc::clone(micros));
     let mut random = SimRng::new(1);
-    let options = Options::new("sim://0", "/sim")
+    let mut options = Options::new("sim://0", "/sim")
         .persist_timeout(Duration::from_secs(10))
         .block_bytes(8 << 10)
         .writes_in_flight(1)
@@ -249,8 +254,12 @@ fn open(world: &SimWorld, store: &Arc<SimStore>, micros: &Arc<AtomicU64>) -> Cha
         .memory_bytes(1 << 20)
         .lane_bytes(64 << 10)
         .append_wait_max(Duration::from_millis(1));
+    for directory in 1..worlds.len() {
+        options = options.add_directory(format!("/sim/{directory}"));
+    }
+    let open = |world: &&SimWorld| (world.files(), Box::new(world.disk(1, Durability::Power)) as Box<_>);
     let seams = Seams {
-        directories: vec![(world.files(), Box::new(world.disk(1, Durability::Power)))],
+        directories: worlds.iter().map(open).collect(),
         stores: vec![store.clone()],
         clock: Arc::new(move || start + Duration::from_micros(time.fetch_add(10, Ordering::Relaxed))),
         random: Box::new(move || random.next_u64()),
@@ -261,18 +270,37 @@ fn open(world: &SimWorld, store: &Arc<SimStore>, micros: &Arc<AtomicU64>) -> Cha
 /// A block that is only kept for restores is damaged between two uses of its directory.
 fn rot() {
     let (world, store, micros) = (SimWorld::new(7), Arc::new(SimStore::new(3)), Arc::default());
-    let changelog = open(&world, &store, &micros);
-    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
-    writer.append(KeyGroup(0), b"one").unwrap();
-    let persisted = writer.persist_durably(SequenceNumber::ZERO);
+    persist_and_close(open(&world, &store, &micros), 1, &micros);
+    world.flip_bit("segment-00000001", 100, 1);
+    assert_eq!(open(&world, &store, &micros).recovered()[0].end(), SequenceNumber(1));
+}
+
+/// So many logs have a change in an object.
+fn persist_and_close(changelog: Changelog, logs: u64, micros: &AtomicU64) {
+    let persist = |log: u64| {
+        let mut writer = changelog.create_writer(format!("log {log}"), KeyGroupRange::ALL).unwrap();
+        writer.append(KeyGroup(0), b"one").unwrap();
+        writer.persist_durably(SequenceNumber::ZERO)
+    };
+    let persists: Vec<_> = (0..logs).map(persist).collect();
     for _ in 0..100 {
         micros.fetch_add(10_000, Ordering::Relaxed);
         changelog.step();
     }
-    persisted.wait_timeout(Duration::ZERO).expect("in time").unwrap();
+    for persisted in persists {
+        persisted.wait_timeout(Duration::ZERO).expect("in time").unwrap();
+    }
     changelog.close(Duration::from_secs(1)).unwrap();
-    world.flip_bit("segment-00000001", 100, 1);
-    assert_eq!(open(&world, &store, &micros).recovered()[0].end(), SequenceNumber(1));
+}
+
+/// One of two directories is not open when what the other one has in an object is discarded.
+fn leave_out() {
+    let worlds = [7, 8].map(SimWorld::new);
+    let (store, micros) = (Arc::new(SimStore::new(3)), Arc::default());
+    persist_and_close(open_all(&worlds.each_ref(), &store, &micros), 2, &micros);
+    let changelog = open(&worlds[0], &store, &micros);
+    changelog.recovered()[0].discard();
+    changelog.close(Duration::from_secs(1)).unwrap();
 }
 
 /// Appends, syncs and checkpoints while disks, manifests and buckets fail.

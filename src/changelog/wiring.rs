@@ -94,6 +94,7 @@ pub(super) fn build(
         let index = Arc::new(Mutex::new(LocalIndex::of(&recovered)));
         holdings.push(Holding {
             directory: path.clone(),
+            id: directory_id,
             device: Arc::clone(&device),
             ledger: Arc::clone(&ledger),
             retention,

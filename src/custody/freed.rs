@@ -27,15 +27,25 @@ impl Custody {
 
     /// Nothing is left of an upload but the pieces of its object, if that is complete.
     pub fn settled(&mut self, object: &str) {
-        for holding in &self.holdings {
-            if holding.ledger.read(|state| state.uploads().contains_key(object)) {
-                holding.ledger.note(ManifestRecord::UploadSettled { object: object.to_owned() });
-                self.freed.insert(object.to_owned());
-            }
+        if self.forget_upload(object) {
+            self.freed.insert(object.to_owned());
         }
     }
 
-    /// Forgets freed objects that were handed over and are of no concern any more, and gives those that are to be deleted.
+    /// Whether there was such an upload.
+    pub(super) fn forget_upload(&self, object: &str) -> bool {
+        let mut was_known = false;
+        for holding in &self.holdings {
+            if holding.ledger.read(|state| state.uploads().contains_key(object)) {
+                holding.ledger.note(ManifestRecord::UploadSettled { object: object.to_owned() });
+                was_known = true;
+            }
+        }
+        was_known
+    }
+
+    /// Forgets freed objects that were handed over and are of no concern any more, lets go of those that have changes of other
+    /// directories, and gives those that are to be deleted.
     pub(super) fn take_unneeded(&mut self) -> Vec<CompletedObject> {
         // What is not durably recorded must not have an effect.
         let settled: Vec<bool> =
@@ -50,6 +60,13 @@ impl Custody {
                 || holdings.any(|(holding, settled)| !settled && holding.ledger.read(knows))
             {
                 self.freed.insert(name);
+            } else if self.is_shared_away(&name) {
+                // While its upload is not settled, its pieces must be known: all else of that name is swept.
+                if self.any(|state| state.uploads().contains_key(&name)) {
+                    self.freed.insert(name);
+                } else {
+                    self.let_go(&name);
+                }
             } else if self.deleting.insert(name) {
                 unneeded.push(object);
             }

@@ -75,6 +75,11 @@ impl Custody {
     pub fn hand_over(&mut self, holder: &str, handles: &[ChangelogHandle]) -> Result<(), RegisterError> {
         let objects = self.named(handles)?;
         for (object, named) in &objects {
+            if self.is_shared_away(object) && !self.any(|state| state.is_handed_over(object)) {
+                // The logs of a directory that is not open may need it, and would not know whose it is.
+                let (bucket, object) = (named.bucket.clone(), named.file.clone());
+                return Err(RegisterError::NotOwned { bucket, object });
+            }
             self.check_left_to(object, named)?;
         }
         let names = || objects.keys().map(String::as_str);
@@ -192,7 +197,7 @@ impl Custody {
         Ok(())
     }
 
-    fn any(&self, holds: impl Fn(&ManifestState) -> bool) -> bool {
+    pub(super) fn any(&self, holds: impl Fn(&ManifestState) -> bool) -> bool {
         self.holdings.iter().any(|holding| holding.ledger.read(&holds))
     }
 }

@@ -19,14 +19,25 @@ const NOBODY: fn(LogId) -> Option<SequenceNumber> = |_| None;
 
 /// Of one directory, with a log, and an object on its way.
 fn custody() -> Custody {
+    custody_beside(&[])
+}
+
+/// As well, of a directory that was open beside others when the object was opened.
+fn custody_beside(others: &[u64]) -> Custody {
     let manifest = Manifest::create(SimWorld::new(1).files(), 5).unwrap();
     let ledger = Arc::new(Ledger::new(ManifestState::default(), manifest));
     let log = ManifestRecord::LogCreated { log: LOG, name: "log".to_owned(), key_groups: KeyGroupRange::ALL };
     let (buckets, object) = (vec!["memory://".into()], OBJECT.to_owned());
-    ledger.record(vec![log, ManifestRecord::UploadOpened { buckets, object, token: 7 }]).unwrap();
+    ledger
+        .record(vec![
+            log,
+            ManifestRecord::UploadOpened { buckets, object, token: 7, others: others.to_vec() },
+        ])
+        .unwrap();
     let device = Device::new(0, Bell::new(Arc::new(|| {})), 64 << 10, 1, Budget::new(0)).unwrap();
     let holding = Holding {
         directory: PathBuf::from("/simulated"),
+        id: 5,
         device: Arc::new(device),
         ledger,
         retention: Retention::new(0),
@@ -40,6 +51,11 @@ fn custody() -> Custody {
 
 /// The object with the first ten changes of the log is complete.
 fn complete(custody: &mut Custody) {
+    complete_beside(custody, &[]);
+}
+
+/// As well, with changes of other directories.
+fn complete_beside(custody: &mut Custody, others: &[u64]) {
     let piece = Piece { bucket: "memory://".into(), object: OBJECT.to_owned(), offset: 0, bytes: 100 };
     let object = CompletedObject {
         object: OBJECT.to_owned(),
@@ -48,6 +64,7 @@ fn complete(custody: &mut Custody) {
         footer: 90..100,
         blocks_end: 1,
         ranges: Vec::new(),
+        others: others.to_vec(),
     };
     let range = LogRange { log: LOG, first: SequenceNumber(0), end: SequenceNumber(10) };
     custody.complete(0, &object, &[range]).unwrap();
@@ -91,4 +108,29 @@ fn what_was_handed_over_and_let_go_of_is_forgotten_once_its_upload_is_settled() 
     custody.settled(OBJECT);
     assert_eq!(offered(&mut custody), [""; 0]);
     assert!(!is_known(&custody));
+}
+
+fn uploads(custody: &Custody) -> usize {
+    custody.holdings[0].ledger.read(|state| state.uploads().len())
+}
+
+/// The directory that is not open may know that its object is complete.
+#[test]
+fn an_upload_beside_a_directory_that_is_not_open_is_left_alone() {
+    assert_eq!(uploads(&custody()), 1);
+    assert_eq!(uploads(&custody_beside(&[5])), 1, "it is open");
+    assert_eq!(uploads(&custody_beside(&[5, 6])), 0);
+}
+
+/// Else its own files would be swept with what the upload left.
+#[test]
+fn an_object_is_let_go_of_once_its_upload_is_settled() {
+    let mut custody = custody();
+    complete_beside(&mut custody, &[6]);
+    custody.truncate(0, LOG, SequenceNumber(10));
+    let is_known =
+        |custody: &Custody| custody.holdings[0].ledger.read(|state| state.objects().contains_key(OBJECT));
+    assert_eq!((offered(&mut custody), is_known(&custody)), (Vec::new(), true));
+    custody.settled(OBJECT);
+    assert_eq!((offered(&mut custody), is_known(&custody)), (Vec::new(), false));
 }

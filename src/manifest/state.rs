@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{
     BUCKETS_MAX, CompletedObject, HOLDER_BYTES_MAX, HOLDS_MAX, LOGS_PER_RECORD_MAX, LogRange, ManifestError,
-    ManifestRecord, RANGES_PER_RECORD_MAX, SUFFIX_BYTES_MAX,
+    ManifestRecord, OTHERS_MAX, RANGES_PER_RECORD_MAX, SUFFIX_BYTES_MAX,
 };
 use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::piece::{self, BUCKET_BYTES_MAX, OBJECT_NAME_BYTES_MAX, Piece};
@@ -82,6 +82,8 @@ pub struct OpenUpload {
     pub buckets: Vec<Arc<str>>,
     /// Its token.
     pub token: u64,
+    /// The ids of the other directories that were open: one of them may know that the object is complete.
+    pub others: Vec<u64>,
 }
 
 /// What a holder has: objects by name, each with the logs that it has it for.
@@ -197,9 +199,9 @@ impl ManifestState {
                 records.push(ManifestRecord::LogClosed { log });
             }
         }
-        for (object, OpenUpload { buckets, token }) in &self.uploads {
-            let (buckets, object, token) = (buckets.clone(), object.clone(), *token);
-            records.push(ManifestRecord::UploadOpened { buckets, object, token });
+        for (object, OpenUpload { buckets, token, others }) in &self.uploads {
+            let (buckets, object, others) = (buckets.clone(), object.clone(), others.clone());
+            records.push(ManifestRecord::UploadOpened { buckets, object, token: *token, others });
         }
         for object in self.objects.values() {
             records.extend(ManifestRecord::completed(object.clone()));
@@ -399,11 +401,12 @@ impl ManifestState {
             ManifestRecord::LogForgotten { log } => {
                 ensure(self.log(log)?.extents.is_empty(), "objects still hold changes of the log")
             }
-            ManifestRecord::UploadOpened { buckets, object, .. } => {
+            ManifestRecord::UploadOpened { buckets, object, others, .. } => {
                 let sound = |bucket: &Arc<str>| !bucket.is_empty() && bucket.len() <= BUCKET_BYTES_MAX;
                 valid(!object.is_empty() && object.len() <= OBJECT_NAME_BYTES_MAX, "object name")?;
                 valid((1..=BUCKETS_MAX).contains(&buckets.len()), "number of buckets")?;
                 valid(buckets.iter().all(sound), "bucket")?;
+                check_others(others)?;
                 ensure(!self.uploads.contains_key(object), "the upload is open")?;
                 ensure(!self.objects.contains_key(object), "the object is complete")
             }
@@ -435,7 +438,7 @@ impl ManifestState {
     }
 
     fn check_completed(&self, completed: &CompletedObject) -> Result<(), Refusal> {
-        let CompletedObject { object, token, pieces, footer, blocks_end, ranges } = completed;
+        let CompletedObject { object, token, pieces, footer, blocks_end, ranges, others } = completed;
         let object_bytes = piece::check(pieces).map_err(Refusal::Invalid)?;
         let suffix = |piece: &Piece| piece.object.strip_prefix(object.as_str()).map(str::len);
         let named_after = |piece: &Piece| suffix(piece).is_some_and(|len| len <= SUFFIX_BYTES_MAX);
@@ -444,14 +447,15 @@ impl ManifestState {
         valid(buckets.len() <= BUCKETS_MAX, "number of buckets")?;
         valid(!footer.is_empty() && footer.end <= object_bytes, "footer")?;
         valid(ranges.len() <= RANGES_PER_RECORD_MAX, "number of ranges")?;
+        check_others(others)?;
         if let Some(upload) = self.uploads.get(object) {
             let named = |bucket: &&str| upload.buckets.iter().any(|known| **known == **bucket);
             let same = upload.token == *token && buckets.iter().all(named);
             ensure(same, "the upload was opened otherwise")?;
         }
         if let Some(known) = self.objects.get(object) {
-            let same = (&known.token, &known.pieces, &known.footer, &known.blocks_end)
-                == (token, pieces, footer, blocks_end);
+            let same = (&known.token, &known.pieces, &known.footer, &known.blocks_end, &known.others)
+                == (token, pieces, footer, blocks_end, others);
             ensure(same, "the object was completed otherwise")?;
         }
         let mut sorted = ranges.clone();
@@ -517,8 +521,8 @@ impl ManifestState {
             ManifestRecord::LogForgotten { log } => {
                 self.logs.remove(&log);
             }
-            ManifestRecord::UploadOpened { buckets, object, token } => {
-                self.uploads.insert(object, OpenUpload { buckets, token });
+            ManifestRecord::UploadOpened { buckets, object, token, others } => {
+                self.uploads.insert(object, OpenUpload { buckets, token, others });
             }
             ManifestRecord::ObjectCompleted(completed) => self.complete(completed),
             ManifestRecord::UploadSettled { object } => {
@@ -593,6 +597,11 @@ impl ManifestState {
 enum Refusal {
     Invalid(&'static str),
     Inconsistent(&'static str),
+}
+
+fn check_others(others: &[u64]) -> Result<(), Refusal> {
+    valid(others.len() <= OTHERS_MAX, "number of directories")?;
+    valid(others.is_sorted_by(|a, b| a < b), "directory")
 }
 
 fn valid(holds: bool, what: &'static str) -> Result<(), Refusal> {

@@ -31,6 +31,7 @@ fn fixture() -> Vec<ManifestRecord> {
             buckets: vec![first.clone(), second.clone()],
             object: object.clone(),
             token: 0xbeef,
+            others: Vec::new(),
         },
         ManifestRecord::ObjectCompleted(CompletedObject {
             object: object.clone(),
@@ -43,6 +44,7 @@ fn fixture() -> Vec<ManifestRecord> {
             footer: 4_999_999_000..5_000_000_000,
             blocks_end: 700,
             ranges: vec![range(0, 10), range(20, 1 << 50)],
+            others: Vec::new(),
         }),
         ManifestRecord::UploadSettled { object: object.clone() },
         ManifestRecord::ObjectDeleted { object: object.clone() },
@@ -52,9 +54,24 @@ fn fixture() -> Vec<ManifestRecord> {
             object: object.clone(),
             logs: vec![LogId(7), log],
         },
-        ManifestRecord::ObjectHandedOver { object },
+        ManifestRecord::ObjectHandedOver { object: object.clone() },
         ManifestRecord::HolderReleased { holder: "chk-42".to_owned() },
         ManifestRecord::BlocksSettled { number: 17_000 },
+        ManifestRecord::UploadOpened {
+            buckets: vec![second.clone()],
+            object: object.clone(),
+            token: 0xbeef,
+            others: vec![3, 0xd1c0_0000_0000_0001],
+        },
+        ManifestRecord::ObjectCompleted(CompletedObject {
+            object: object.clone(),
+            token: 0xbeef,
+            pieces: vec![piece(&second, "", 0, 900)],
+            footer: 800..900,
+            blocks_end: 700,
+            ranges: vec![range(0, 10)],
+            others: vec![0xd1c0_0000_0000_0001],
+        }),
     ]
 }
 
@@ -86,7 +103,7 @@ fn records_have_one_encoding_and_no_prefix_or_extension_of_it() {
 
 #[test]
 fn unknown_kinds_are_newer() {
-    for tag in TAG_BLOCKS_SETTLED + 1..=u8::MAX {
+    for tag in TAG_SHARED_OBJECT_COMPLETED + 1..=u8::MAX {
         assert_eq!(ManifestRecord::decode(&[tag, 1, 2, 3]), Err(ManifestError::NewerRecord { tag }));
     }
     assert_eq!(ManifestRecord::decode(&[0, 1, 2, 3]), Err(ManifestError::Invalid("kind")));
@@ -101,6 +118,7 @@ fn counts_are_bounded_before_allocation() {
         footer: 1..9,
         blocks_end: 0,
         ranges: Vec::new(),
+        others: Vec::new(),
     };
     let mut bytes = ManifestRecord::ObjectCompleted(object.clone()).encode();
     assert_eq!(bytes.pop(), Some(1), "the number of ranges, 0, comes last");
@@ -109,6 +127,19 @@ fn counts_are_bounded_before_allocation() {
     assert_eq!(ManifestRecord::decode(&many), Err(ManifestError::Invalid("number of ranges")));
     varint::put(&mut bytes, RANGES_PER_RECORD_MAX as u64);
     assert_eq!(ManifestRecord::decode(&bytes), Err(ManifestError::Truncated("number of ranges")));
+
+    object.others = vec![7];
+    let bytes = ManifestRecord::ObjectCompleted(object.clone()).encode();
+    let (bytes, _) = bytes.split_last_chunk::<9>().expect("the number of directories, 1, and the directory");
+    for (count, error) in [
+        (0, ManifestError::Invalid("number of directories")),
+        (OTHERS_MAX as u64, ManifestError::Truncated("number of directories")),
+        (OTHERS_MAX as u64 + 1, ManifestError::Invalid("number of directories")),
+    ] {
+        let mut bytes = bytes.to_vec();
+        varint::put(&mut bytes, count);
+        assert_eq!(ManifestRecord::decode(&bytes), Err(error));
+    }
 
     let held =
         ManifestRecord::ObjectHeld { holder: "h".to_owned(), object: "o".to_owned(), logs: Vec::new() };
@@ -141,6 +172,7 @@ fn counts_are_bounded_before_allocation() {
         bytes: 1,
     };
     object.pieces = (0..PIECES_MAX).map(widest).collect();
+    object.others = (0..OTHERS_MAX as u64).collect();
     object.ranges = (0..2 * RANGES_PER_RECORD_MAX as u64 + 1).map(range).collect();
     let records = ManifestRecord::completed(object);
     assert_eq!(records.len(), 3);
@@ -154,7 +186,7 @@ fn counts_are_bounded_before_allocation() {
 proptest! {
     #[test]
     fn arbitrary_bytes_decode_to_what_encodes_to_them(
-        tag in 0u8..=TAG_BLOCKS_SETTLED + 1,
+        tag in 0u8..=TAG_SHARED_OBJECT_COMPLETED + 1,
         rest in proptest::collection::vec(prop_oneof![0u8..4, any::<u8>()], 0..120),
     ) {
         let bytes = [&[tag][..], &rest].concat();

@@ -206,6 +206,7 @@ fn uploads_of_a_directory_that_nobody_has_open_are_given_up() {
         buckets: vec![bucket.into()],
         object: name.to_owned(),
         token: 255,
+        others: Vec::new(),
     };
     let lock = directory::Directory::open(dir.path()).unwrap();
     let mut manifest = directory::Manifest::create(lock.files(), 1).unwrap();

@@ -157,12 +157,14 @@ impl Uploader {
         let name = object_name(&self.parts.options, number, token);
         self.objects_made += 1;
         let buckets = self.parts.buckets.clone();
-        let opened = ManifestRecord::UploadOpened { buckets, object: name.clone(), token };
         let custody = &self.parts.custody;
         let detached = custody.is_detached(device);
         let keepers = 0..custody.holdings.len();
         let keeper = keepers.into_iter().find(|&keeper| custody.is_detached(keeper) == detached);
-        let ledger = &custody.holdings[keeper.unwrap_or(device)].ledger;
+        let keeper = keeper.unwrap_or(device);
+        let others = custody.others(keeper, |_| true);
+        let opened = ManifestRecord::UploadOpened { buckets, object: name.clone(), token, others };
+        let ledger = &custody.holdings[keeper].ledger;
         ledger
             .record(vec![opened])
             .map_err(|source| PersistError::Manifest { object: name.clone(), source: Arc::new(source) })?;
@@ -355,6 +357,10 @@ impl Uploader {
                 footer: footer_range.clone(),
                 blocks_end: self.first_pending(device),
                 ranges: Vec::new(),
+                others: self
+                    .parts
+                    .custody
+                    .others(device, |other| ranges.values().any(|(at, _)| *at == other)),
             };
             if let Err(error) = self.parts.custody.complete(device, &object, &own) {
                 // The ledger knows the object, and makes that durable with its next record: it is neither lost nor sent

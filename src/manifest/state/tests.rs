@@ -27,6 +27,7 @@ fn completed(object: &str, ranges: &[(u64, u64)]) -> CompletedObject {
         footer: 90..100,
         blocks_end: 3,
         ranges: ranges.iter().map(range).collect(),
+        others: Vec::new(),
     }
 }
 
@@ -110,6 +111,14 @@ fn an_object_goes_when_no_log_needs_it() {
     let delete = |object: &str| ManifestRecord::ObjectDeleted { object: object.to_owned() };
     assert_refused(&mut state, delete("a"), "a log still needs the object");
     assert_refused(&mut state, delete("c"), "there is no such object");
+    let shared = |object, others: &[u64]| {
+        ManifestRecord::ObjectCompleted(CompletedObject { others: others.to_vec(), ..completed(object, &[]) })
+    };
+    assert_refused(&mut state, shared("a", &[1]), "the object was completed otherwise");
+    assert_refused(&mut state, shared("c", &[2, 1]), "directory");
+    assert_refused(&mut state, shared("c", &[1, 1]), "directory");
+    let many: Vec<u64> = (0..=OTHERS_MAX as u64).collect();
+    assert_refused(&mut state, shared("c", &many), "number of directories");
     state.apply(truncated(20)).unwrap();
     assert_eq!(state.unreferenced_objects().map(|object| &*object.object).collect::<Vec<_>>(), ["b"]);
     assert_refused(&mut state, delete("a"), "a log still needs the object");
@@ -141,6 +150,7 @@ fn completions_that_contradict_are_refused() {
         buckets: vec!["file:///a".into(), "memory://".into()],
         object: object.to_owned(),
         token,
+        others: Vec::new(),
     };
     state.apply(opened("a", 7)).unwrap();
     state.apply(opened("z", 8)).unwrap();
@@ -233,8 +243,12 @@ fn what_was_handed_over_is_referred_to_only_while_a_holder_has_it_for_the_log() 
     const OTHER: LogId = LogId(2);
     let mut both = completed("a", &[(0, 10)]);
     both.ranges.push(LogRange { log: OTHER, first: SequenceNumber(0), end: SequenceNumber(5) });
-    let upload =
-        ManifestRecord::UploadOpened { buckets: vec!["memory://".into()], object: "a".to_owned(), token: 7 };
+    let upload = ManifestRecord::UploadOpened {
+        buckets: vec!["memory://".into()],
+        object: "a".to_owned(),
+        token: 7,
+        others: vec![3],
+    };
     let complete = ManifestRecord::ObjectCompleted(both);
     let mut state = state([created(LOG), created(OTHER), upload, complete]);
     assert_refused(&mut state, handed_over("b"), "there is no such object");
@@ -285,6 +299,7 @@ fn any_record() -> impl Strategy<Value = ManifestRecord> {
     let log = || (1u128..4).prop_map(LogId);
     let to = || (0u64..60).prop_map(SequenceNumber);
     let object = || (0u8..5).prop_map(|name| format!("o{name}"));
+    let others = || prop_oneof![3 => 0u64..1, 1 => 0u64..3].prop_map(|count| (0..count).collect());
     let range = (1u128..4, 0u64..50, 1u64..12).prop_map(|(log, first, len)| LogRange {
         log: LogId(log),
         first: SequenceNumber(first),
@@ -305,13 +320,14 @@ fn any_record() -> impl Strategy<Value = ManifestRecord> {
         (log(), to()).prop_map(|(log, to)| ManifestRecord::LogConfirmed { log, to }),
         log().prop_map(|log| ManifestRecord::LogClosed { log }),
         log().prop_map(|log| ManifestRecord::LogForgotten { log }),
-        object().prop_map(|object| ManifestRecord::UploadOpened {
+        (object(), others()).prop_map(|(object, others)| ManifestRecord::UploadOpened {
             buckets: vec!["memory://".into()],
             object,
-            token: 7
+            token: 7,
+            others,
         }),
-        (object(), proptest::collection::vec(range, 0..3)).prop_map(|(object, ranges)| {
-            ManifestRecord::ObjectCompleted(CompletedObject { ranges, ..completed(&object, &[]) })
+        (object(), proptest::collection::vec(range, 0..3), others()).prop_map(|(object, ranges, others)| {
+            ManifestRecord::ObjectCompleted(CompletedObject { ranges, others, ..completed(&object, &[]) })
         }),
         object().prop_map(|object| ManifestRecord::UploadSettled { object }),
         object().prop_map(|object| ManifestRecord::ObjectDeleted { object }),
