@@ -228,7 +228,8 @@ fn check_beyond(log: &Log, to: SequenceNumber) -> Result<(), ControlError> {
 
 impl Changelog {
     /// Opens a changelog, and recovers what its directories hold. Blocks: directories are locked and read, a first segment
-    /// may have to be written.
+    /// may have to be written. To be opened with all its directories: objects that have changes of others are not deleted, and
+    /// a warning says so.
     ///
     /// # Errors
     /// See [`OpenError`]. Nothing durable is changed then, except that missing directories may have been made.

@@ -55,7 +55,8 @@ impl Changelog {
     /// them never, and does not count them as its own. [`ChangelogHandle::objects`] says what the registry has to keep. Hand
     /// over all handles of a checkpoint together: a log that needs changes in one of the objects and has no handle among
     /// them makes the call refused. Truncations that were asked for before are carried out first, as far as persists that
-    /// are not answered allow.
+    /// are not answered allow. An object that has changes of a directory which is not open here is refused
+    /// ([`NotOwned`](RegisterError::NotOwned)): it is not deleted anyhow.
     ///
     /// The handles are remembered under `holder`. When the registry drops them, [release](Self::release) that *before* the
     /// objects are deleted: from then on no handle of a log names an object that no other holder has for this log. A persist
