@@ -83,6 +83,10 @@ pub struct History {
     rotten: bool,
     holds: Holds,
     logs_made: u64,
+    /// Of the changelog that is open.
+    writers_made: usize,
+    /// From now on directories stay as they are.
+    ends: bool,
     trace: u64,
 }
 
@@ -110,6 +114,8 @@ impl History {
             rotten: false,
             holds: Holds::default(),
             logs_made: 0,
+            writers_made: 0,
+            ends: false,
             trace: 0,
         }
     }
@@ -140,7 +146,8 @@ impl History {
                     say!(self, "opened, {} logs", changelog.recovered().len());
                     self.sick = false;
                     self.model.lenient = self.silent_faults;
-                    self.model.recover(changelog.recovered(), self.empty_strays);
+                    self.writers_made = 0;
+                    self.model.recover(changelog.recovered(), &self.machine.present, self.empty_strays);
                     let index = |log: &RecoveredLog| self.model.find(log.log());
                     let found =
                         changelog.recovered().iter().filter_map(|log| Some((log.clone(), index(log)?)));
@@ -185,8 +192,8 @@ impl History {
         if self.silent_faults || !self.rng.chance(ROT_PER_MILLE) {
             return;
         }
-        for world in &self.machine.worlds {
-            if let Some(what) = rot::flip(world, &mut self.rng) {
+        for world in &self.machine.present {
+            if let Some(what) = rot::flip(&self.machine.worlds[*world], &mut self.rng) {
                 self.rotten = true;
                 say!(self, "rot: {what}");
             }
@@ -271,7 +278,20 @@ impl History {
             log.control = None;
         }
         self.machine.crash(crash, process);
+        self.change_directories();
         self.open()
+    }
+
+    fn change_directories(&mut self) {
+        if self.ends {
+            return;
+        }
+        if let Some(what) = self.machine.change_directories(&mut self.rng) {
+            say!(self, "{what}");
+            // Whoever is there cannot know whether those that are not need it.
+            self.orphans.extend(self.machine.objects().into_keys());
+            self.orphan_uploads.extend(self.machine.open_uploads());
+        }
     }
 
     fn end_session(&mut self) {
@@ -469,12 +489,16 @@ impl History {
         self.logs_made += 1;
         let key_groups = random_range(&mut self.rng, KeyGroupRange::new(0, 40).expect("a range"));
         let faults = self.machine.disk_faults();
+        // They are dealt out in turn.
+        let world = self.machine.present[self.writers_made % self.machine.present.len()];
+        self.writers_made += 1;
         match changelog.create_writer(name.clone(), key_groups) {
             Ok(writer) => {
                 let log = self.model.add(Log {
                     id: writer.log(),
                     name,
                     key_groups,
+                    world,
                     changes: Vec::new(),
                     synced: 0,
                     persisted: 0,

@@ -18,6 +18,8 @@ use crate::hooked::Hooked;
 
 /// What the network has lost sight of has arrived by then.
 const LATE_MICROS_MAX: u64 = 4_000_000;
+/// Of a thousand restarts with several directories, at how many one of them is not there.
+const AWAY_PER_MILLE: u16 = 250;
 
 /// Everything that a history may vary about the machine. All of it is tiny, so that each history wraps and recycles.
 #[derive(Clone, Debug)]
@@ -90,7 +92,7 @@ impl Shape {
         self.segments
     }
 
-    fn options(&self) -> Options {
+    fn options(&self, directories: usize) -> Options {
         let segment_bytes = self.block_bytes as u64 * self.blocks_per_segment;
         let mut uploads = UploadOptions::default();
         if !self.hedging {
@@ -115,7 +117,7 @@ impl Shape {
         for bucket in 1..self.buckets.len() {
             options = options.add_bucket(format!("sim://{bucket}"));
         }
-        for directory in 1..self.directories {
+        for directory in 1..directories {
             options = options.add_directory(format!("/sim/{directory}"));
         }
         options
@@ -162,7 +164,14 @@ pub enum Plant {
 /// A machine that survives the processes on it.
 pub struct Machine {
     pub shape: Shape,
+    /// All directories that there ever were.
     pub worlds: Vec<SimWorld>,
+    /// Those that are not lost.
+    directories: Vec<usize>,
+    /// Those that are opened.
+    pub present: Vec<usize>,
+    /// One was lost or left out once.
+    pub ever_away: bool,
     pub stores: Vec<SimStore>,
     pub readings: Arc<Readings>,
     pub slow: Arc<Slow>,
@@ -184,6 +193,9 @@ impl Machine {
         let store = |row: &Capabilities| SimStore::with_capabilities(random.next_u64(), row.clone());
         let stores = shape.buckets.iter().map(store).collect();
         Machine {
+            directories: (0..worlds.len()).collect(),
+            present: (0..worlds.len()).collect(),
+            ever_away: false,
             shape,
             worlds,
             stores,
@@ -206,11 +218,9 @@ impl Machine {
             _ => Durability::Power,
         };
         let depth = self.shape.writes_in_flight;
-        let directories = self
-            .worlds
-            .iter()
-            .map(|world| (world.files(), Box::new(world.disk(depth, durability)) as Box<_>))
-            .collect();
+        let present = self.present.iter().map(|world| &self.worlds[*world]);
+        let directories =
+            present.map(|world| (world.files(), Box::new(world.disk(depth, durability)) as Box<_>)).collect();
         let bucket = |store: &SimStore| {
             let (store, worlds, slow) = (store.clone(), self.worlds.clone(), Arc::clone(&self.slow));
             Arc::new(Hooked(Bucket { store, worlds, plant: self.plant, slow, verbose: self.verbose }))
@@ -228,7 +238,32 @@ impl Machine {
             }),
             random: Box::new(move || random.next_u64()),
         };
-        Changelog::open_simulated(self.shape.options(), seams)
+        Changelog::open_simulated(self.shape.options(self.present.len()), seams)
+    }
+
+    /// Of several directories one is lost, and replaced by an empty one; or left out at the next open; or nothing happens,
+    /// and what was left out is back. What was done, if something was.
+    pub fn change_directories(&mut self, rng: &mut SimRng) -> Option<String> {
+        self.present = self.directories.clone();
+        if self.present.len() < 2 || !rng.chance(AWAY_PER_MILLE) {
+            return None;
+        }
+        self.ever_away = true;
+        let slot = rng.below(self.present.len() as u64) as usize;
+        let world = self.present[slot];
+        if rng.chance(500) {
+            self.present.remove(slot);
+            return Some(format!("directory {world} is left out"));
+        }
+        self.directories[slot] = self.worlds.len();
+        self.present[slot] = self.worlds.len();
+        self.worlds.push(SimWorld::new(self.random.next_u64()));
+        Some(format!("directory {world} is lost, and replaced by {}", self.present[slot]))
+    }
+
+    /// Whether a directory that is not lost is not opened.
+    pub fn is_away(&self) -> bool {
+        self.present != self.directories
     }
 
     pub fn pass(&self, time: Duration) {

@@ -36,7 +36,7 @@ const HISTORIES_TO_SEE_ALL: u64 = 1_000;
 const SEEDS_TO_FIND_A_PLANT: u64 = 200;
 
 /// What at least one of a hundred histories must go through.
-const SEEN: [&str; 34] = [
+const SEEN: [&str; 35] = [
     "bucket fault abort",
     "bucket fault complete",
     "bucket fault create",
@@ -68,6 +68,7 @@ const SEEN: [&str; 34] = [
     "release: ok",
     "tidelog_local_high_water_total",
     "tidelog_local_retention_lost_total",
+    "tidelog_objects_let_go_total",
     "tidelog_segments_acquired_total recycled",
     "tidelog_segments_quarantined_total",
     "tidelog_sick_directories_total",

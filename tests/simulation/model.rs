@@ -28,6 +28,8 @@ pub struct Log {
     pub id: LogId,
     pub name: String,
     pub key_groups: KeyGroupRange,
+    /// Its directory.
+    pub world: usize,
     /// Every change ever appended, also what a crash took.
     pub changes: Vec<Appended>,
     /// A sync, or a recovery, promised all below.
@@ -76,8 +78,8 @@ impl Model {
         self.by_id.get(&id).copied()
     }
 
-    /// Takes in what an open found. `empty_strays` are logs that their creator was told do not exist.
-    pub fn recover(&mut self, recovered: &[RecoveredLog], empty_strays: bool) {
+    /// Takes in what an open of some directories found. `empty_strays` are logs that their creator was told do not exist.
+    pub fn recover(&mut self, recovered: &[RecoveredLog], present: &[usize], empty_strays: bool) {
         let mut found: BTreeMap<usize, &RecoveredLog> = BTreeMap::new();
         for log in recovered {
             match self.find(log.log()) {
@@ -92,6 +94,11 @@ impl Model {
         }
         for (index, log) in self.logs.iter_mut().enumerate() {
             log.control = None;
+            let is_present = present.contains(&log.world);
+            assert!(is_present || !found.contains_key(&index), "log {} is where it was not", log.id);
+            if !is_present {
+                continue;
+            }
             let Some(recovered) = found.get(&index) else {
                 let (promised, truncated) = (log.promised(), log.truncated);
                 assert!(

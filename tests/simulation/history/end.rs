@@ -50,6 +50,7 @@ impl History {
     /// nothing is needed.
     pub fn finish(&mut self) -> Result<(), Over> {
         say!(self, "the end begins");
+        self.ends = true;
         self.machine.call_crash_off();
         self.settle()?;
         for live in 0..self.live.len() {

@@ -177,13 +177,18 @@ impl History {
                 if self.machine.objects().contains_key(&file) {
                     self.holds.outcomes.insert(format!("{verb}: NotOwned, being deleted"));
                 }
-                assert!(self.silent_faults || !self.holds.has(&file), "{file:?} is held, and was refused");
+                let may_be_away = self.machine.ever_away;
+                assert!(
+                    self.silent_faults || may_be_away || !self.holds.has(&file),
+                    "{file:?} is held, and was refused"
+                );
                 let truncated = chosen.iter().any(|(log, handle)| {
                     let names = |extent: &&tidelog::Extent| extent.object() == object;
                     let truncated = self.model.logs[*log].truncated;
                     handle.extents().iter().filter(names).any(|extent| extent.end.0 <= truncated)
                 });
                 truncated
+                    || may_be_away
                     || self.silent_faults
                     || self.holds.ever_sick
                     || self.holds.handed_over.contains(&file)
@@ -270,6 +275,11 @@ impl History {
             unsure.leaving.extend(leaving);
             return;
         }
+        if self.machine.is_away() {
+            // The one that is not there still has it.
+            self.holds.undecided.extend(leaving);
+            return;
+        }
         for file in leaving {
             if !kept.contains(&file) && self.holds.gone.insert(file.clone()) {
                 say!(self, "the registry deletes {file:?}");
@@ -288,14 +298,23 @@ impl History {
         say!(self, "holders: {found:?}");
         for name in &found {
             let known = self.holds.holders.contains_key(name);
-            assert!(known || self.silent_faults, "holder {name} was released");
+            // It may have been released without a directory that is back.
+            assert!(known || self.silent_faults || self.machine.ever_away, "holder {name} was released");
+            if !known && self.machine.ever_away {
+                let unsure = Holder { unsure: true, ..Holder::default() };
+                self.holds.holders.insert(name.clone(), unsure);
+            }
+        }
+        if self.machine.ever_away && self.holds.ever_sick {
+            // Who knew of it may have been the one that is not there.
+            self.holds.holders.values_mut().for_each(|holder| holder.own.clear());
         }
         self.holds.holders.retain(|name, holder| {
             // Who registered nothing but empty handles has nothing.
             let mut handles = holder.own.iter().chain(&holder.handed_over);
             let has = handles.any(|(_, handle)| !handle.is_empty());
             assert!(
-                !has || found.contains(name) || self.silent_faults,
+                !has || found.contains(name) || self.silent_faults || self.machine.ever_away,
                 "holder {name} is not known any more"
             );
             has || found.contains(name) || !holder.leaving.is_empty()
