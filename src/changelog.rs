@@ -10,6 +10,7 @@ mod wiring;
 
 use std::fmt;
 use std::io::{self, Read};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -32,7 +33,7 @@ use crate::health::BucketHealth;
 use crate::ledger::Ledger;
 use crate::local::index::LocalIndex;
 use crate::manifest::{ManifestRecord, OTHERS_MAX};
-use crate::options::{OptionError, Options, UploadRuntime};
+use crate::options::{OptionError, Options, UploadRuntime, check_places, resolved};
 use crate::reader::LocalSite;
 use crate::recovered::RecoveredLog;
 use crate::spill::Spiller;
@@ -236,6 +237,8 @@ impl Changelog {
     pub fn open(options: Options) -> Result<Changelog, OpenError> {
         options.check()?;
         check_directories(&options)?;
+        let urls = options.buckets.iter().map(|bucket| tidelog_upload::bucket_url(bucket));
+        check_places(&options, &urls.collect::<Result<Vec<_>, _>>()?, resolved)?;
         let stores = options.buckets.iter().map(|bucket| tidelog_upload::open_or_create_store(bucket));
         let stores = stores.collect::<Result<Vec<_>, _>>()?;
         check_memory(&options, &stores)?;
@@ -292,6 +295,8 @@ impl Changelog {
     pub fn open_simulated(options: Options, seams: Seams) -> Result<Changelog, OpenError> {
         options.check()?;
         let Seams { directories, stores, clock, mut random } = seams;
+        let urls: Vec<String> = stores.iter().map(|store| store.url().to_owned()).collect();
+        check_places(&options, &urls, Path::to_owned)?;
         check_memory(&options, &stores)?;
         for (path, (files, _)) in options.directories.iter().zip(&directories) {
             check_room(path, &**files, &options)?;

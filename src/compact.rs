@@ -29,7 +29,7 @@ use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::{Driver, Runtime, Store, block_on};
 
 use crate::handle::{ChangelogHandle, Column, Coverage, OfLog, by_log, joined};
-use crate::options::{OptionError, Options, must};
+use crate::options::{OptionError, Options, check_bucket, check_names, must};
 use crate::reader::Change;
 use crate::types::KeyGroupRange;
 use crate::uploader::object_bytes_max;
@@ -115,8 +115,9 @@ impl Compactor {
     /// A compactor whose new objects go into the bucket of this URL. Nothing is changed there yet.
     ///
     /// # Errors
-    /// A bucket that cannot be opened, such as a local directory that is not there.
+    /// A bucket that cannot be opened, such as a local directory that is not there, or whose URL handles cannot take.
     pub fn open(bucket: &str) -> Result<Compactor, CompactError> {
+        check_bucket(&tidelog_upload::bucket_url(bucket)?)?;
         Ok(Compactor::with_store(tidelog_upload::open_store(bucket)?))
     }
 
@@ -272,6 +273,7 @@ impl Compactor {
     fn check(&self) -> Result<(), OptionError> {
         let Options { part_bytes, memory_bytes, .. } = self.options;
         self.options.check_objects("timeout", "prefix")?;
+        check_names(&self.options, self.store.url(), "prefix")?;
         must(PART_BYTES.contains(&part_bytes), "part_bytes", part_bytes, "16 KiB to 1 GiB")?;
         let fits = self.options.memory_share() >= part_bytes;
         must(fits, "memory_bytes", memory_bytes, "at least four times part_bytes")

@@ -1,4 +1,7 @@
-//! What a changelog can be told, each option with its unit, default and reason. Checked once, at open.
+//! What a changelog can be told, each option with its unit, default and reason. Checked once, at open; whether buckets and
+//! directories go together is in options/places.rs.
+
+mod places;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,9 +11,9 @@ pub use tidelog_io::engine::EngineChoice;
 
 pub use tidelog_upload::{HedgeOptions, UploadOptions};
 
-use crate::manifest::BUCKETS_MAX;
 pub use crate::part::Compression;
 use crate::retention::Keep;
+pub(crate) use places::{check_bucket, check_names, check_places, resolved};
 
 const MIB: usize = 1 << 20;
 /// Fewer would leave more blocks short, more would let parts and objects grow far beyond their size.
@@ -19,6 +22,8 @@ const CHAIN_BLOCKS_MAX: usize = 8;
 const SEGMENTS_FREE: usize = 3;
 /// More than a block that holds a piece of one value has beside it.
 const BLOCK_OVERHEAD_BYTES: usize = 512;
+/// Longer waits are mistakes, and the ends of some could not be told by any clock.
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The options of a [`Changelog`](crate::Changelog): two that matter, the rest with defaults.
 ///
@@ -65,7 +70,8 @@ pub enum UploadRuntime {
     #[default]
     Own,
     /// On the caller's tokio runtime, which must be multi-threaded: a current-thread one would deadlock, and is refused
-    /// at open.
+    /// at open. It has to run until the changelog is closed: when it is shut down before, persists fail with
+    /// [`RuntimeEnded`](crate::PersistError::RuntimeEnded).
     Handle(tidelog_upload::RuntimeHandle),
 }
 
@@ -83,7 +89,8 @@ pub struct OptionError {
 
 impl Options {
     /// A changelog whose objects go to `bucket` (a URL: `s3://bucket/prefix`, `file:///absolute/directory`), and whose
-    /// segments stand in `directory`, on a local disk.
+    /// segments stand in `directory`, on a local disk. A bucket that is a directory, too, is apart from that one: neither in
+    /// it nor around it. The URL has at most 2048 bytes.
     pub fn new(bucket: impl Into<String>, directory: impl Into<PathBuf>) -> Options {
         Options {
             buckets: vec![bucket.into()],
@@ -140,7 +147,7 @@ impl Options {
     }
 
     /// How long a persist may take from the call to its handle, whatever is tried meanwhile: 10 minutes, after which Flink
-    /// too declares a checkpoint failed (`execution.checkpointing.timeout`). More than zero.
+    /// too declares a checkpoint failed (`execution.checkpointing.timeout`). More than zero, at most a year.
     #[must_use]
     pub fn persist_timeout(mut self, timeout: Duration) -> Options {
         self.persist_timeout = timeout;
@@ -194,7 +201,7 @@ impl Options {
         self
     }
 
-    /// How long [`append`](crate::ChangelogWriter::append) waits for room before it says `Full`: 10 s; zero is allowed.
+    /// How long [`append`](crate::ChangelogWriter::append) waits for room before it says `Full`: 10 s; from zero to a year.
     #[must_use]
     pub fn append_wait_max(mut self, wait: Duration) -> Options {
         self.append_wait_max = wait;
@@ -382,54 +389,26 @@ impl Options {
         prefix: &'static str,
     ) -> Result<(), OptionError> {
         must(
-            !self.persist_timeout.is_zero(),
+            !self.persist_timeout.is_zero() && self.persist_timeout <= WAIT_MAX,
             timeout,
             format!("{:?}", self.persist_timeout),
-            "more than zero",
+            "more than zero, at most a year",
         )?;
-        let sound = |part: &str| {
-            let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '=' | '.');
-            !part.is_empty() && part.len() <= 240 && part.chars().all(plain) && !part.starts_with('.')
-        };
-        must(
-            self.name_prefix.is_empty()
-                || self.name_prefix.len() <= 512 && self.name_prefix.split('/').all(sound),
-            prefix,
-            &self.name_prefix,
-            "parts of letters, digits, '-', '_', '=' and '.' between '/', none beginning with '.', at most 512 bytes",
-        )?;
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        must(
-            (1..=64).contains(&self.group.len())
-                && self.group.chars().all(plain)
-                && !self.group.starts_with('.'),
-            "group",
-            &self.group,
-            "1 to 64 letters, digits, '-', '_' and '.', not beginning with '.'",
-        )
+        check_prefix(prefix, &self.name_prefix)?;
+        check_group(&self.group)
     }
 
-    /// Says what cannot work, before anything is touched.
+    /// Says what cannot work whatever the places are, before anything is touched.
     pub(crate) fn check(&self) -> Result<(), OptionError> {
-        let mut seen = self.directories.clone();
-        seen.sort();
-        seen.dedup();
-        must(
-            seen.len() == self.directories.len(),
-            "add_directory",
-            format!("{:?}", self.directories),
-            "each directory once",
-        )?;
-        let mut seen = self.buckets.clone();
-        seen.sort();
-        seen.dedup();
-        must(
-            seen.len() == self.buckets.len() && seen.len() <= BUCKETS_MAX,
-            "add_bucket",
-            format!("{:?}", self.buckets),
-            "each bucket once, at most 64",
-        )?;
         self.check_objects("persist_timeout", "name_prefix")?;
+        let waits = [
+            ("append_wait_max", self.append_wait_max),
+            ("linger", self.linger),
+            ("batch_delay", self.batch_delay),
+        ];
+        for (option, wait) in waits {
+            must(wait <= WAIT_MAX, option, format!("{wait:?}"), "at most a year")?;
+        }
         must(
             self.lane_bytes.is_power_of_two() && (64 << 10..=64 * MIB).contains(&self.lane_bytes),
             "lane_bytes",
@@ -479,6 +458,31 @@ impl Options {
     }
 }
 
+/// Says what cannot work of what names of objects begin with.
+pub(crate) fn check_prefix(option: &'static str, prefix: &str) -> Result<(), OptionError> {
+    let sound = |part: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '=' | '.');
+        !part.is_empty() && part.len() <= 240 && part.chars().all(plain) && !part.starts_with('.')
+    };
+    must(
+        prefix.is_empty() || prefix.len() <= 512 && prefix.split('/').all(sound),
+        option,
+        prefix,
+        "parts of letters, digits, '-', '_', '=' and '.' between '/', none beginning with '.', at most 512 bytes",
+    )
+}
+
+/// Says what cannot work of the last folder of names.
+pub(crate) fn check_group(group: &str) -> Result<(), OptionError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    must(
+        (1..=64).contains(&group.len()) && group.chars().all(plain) && !group.starts_with('.'),
+        "group",
+        group,
+        "1 to 64 letters, digits, '-', '_' and '.', not beginning with '.'",
+    )
+}
+
 /// Refuses a value that cannot work.
 pub(crate) fn must(
     holds: bool,
@@ -506,10 +510,12 @@ mod tests {
     fn what_cannot_work_is_named() {
         let options = || Options::new("file:///b", "/d");
         for (bad, name) in [
-            (options().add_directory("/d"), "add_directory"),
             (options().group("a/b"), "group"),
-            (options().add_bucket("file:///b"), "add_bucket"),
             (options().persist_timeout(Duration::ZERO), "persist_timeout"),
+            (options().persist_timeout(Duration::MAX), "persist_timeout"),
+            (options().append_wait_max(Duration::MAX), "append_wait_max"),
+            (options().linger(Duration::MAX), "linger"),
+            (options().batch_delay(Duration::MAX), "batch_delay"),
             (options().name_prefix("a//b"), "name_prefix"),
             (options().name_prefix("../b"), "name_prefix"),
             (options().lane_bytes(100_000), "lane_bytes"),

@@ -18,7 +18,7 @@ pub const PIECES_MAX: usize = 1 << 14;
 /// A run of an object's bytes, in one file of a bucket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Piece {
-    /// The URL of the bucket, as it was given to the changelog.
+    /// The URL of the bucket, as [`Changelog::buckets`](crate::Changelog::buckets) says it.
     pub bucket: Arc<str>,
     /// The name in the bucket.
     pub object: String,

@@ -1,7 +1,5 @@
 //! Where a changelog keeps its data, and how: the arguments that `write` and `bench` share, and the options they make.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -136,7 +134,7 @@ pub fn engine_name(engines: &[EngineInfo]) -> String {
 
 /// Refuses a local bucket that does not exist: opening it to read would make it.
 pub fn check_bucket(url: &str) -> Result<(), String> {
-    match local_bucket(url) {
+    match tidelog_upload::bucket_directory(url) {
         Some(path) if !path.is_dir() => Err(format!(
             "bucket {url}: there is no such directory; it was moved, or belongs to another machine"
         )),
@@ -144,34 +142,9 @@ pub fn check_bucket(url: &str) -> Result<(), String> {
     }
 }
 
-/// The directory that a `file://` URL names; `None` for others. What is wrong with such a URL is said when it is opened.
-pub fn local_bucket(url: &str) -> Option<PathBuf> {
-    let mut rest = url.strip_prefix("file://")?.as_bytes();
-    let mut path = Vec::with_capacity(rest.len());
-    while let Some((&byte, after)) = rest.split_first() {
-        let digits = |digits: &[u8]| {
-            let plain = digits.iter().all(u8::is_ascii_hexdigit);
-            u8::from_str_radix(std::str::from_utf8(digits).ok().filter(|_| plain)?, 16).ok()
-        };
-        let encoded = (byte == b'%').then(|| after.get(..2).and_then(digits)).flatten();
-        path.push(encoded.unwrap_or(byte));
-        rest = if encoded.is_some() { &after[2..] } else { after };
-    }
-    Some(OsString::from_vec(path).into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn directories_in_urls_are_decoded() {
-        let is = |url, path| assert_eq!(local_bucket(url), Some(PathBuf::from(path)), "{url}");
-        is("file:///mnt/bucket", "/mnt/bucket");
-        is("file:///mnt/no%20dir/%c3%A4", "/mnt/no dir/ä");
-        is("file:///100%/%2/%+1/%", "/100%/%2/%+1/%");
-        assert_eq!(local_bucket("s3://bucket"), None);
-    }
 
     #[test]
     fn a_local_bucket_that_is_not_there_is_not_made() {

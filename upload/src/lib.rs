@@ -30,7 +30,7 @@ pub use driver::{
     Clock, Composed, Composition, Driver, DriverError, DriverStats, ObjectUpload, Runtime, block_on,
     block_on_timeout,
 };
-pub use open::{SUPPORTED_SCHEMES, open_or_create_store, open_store};
+pub use open::{SUPPORTED_SCHEMES, bucket_directory, bucket_url, open_or_create_store, open_store};
 pub use options::{HedgeOptions, UploadOptions};
 pub use pending::{Abandoned, Pending, Resolver, channel};
 pub use store::{

@@ -10,6 +10,8 @@ use std::error::Error as StdError;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
+#[cfg(feature = "local")]
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use bytes::Bytes;
@@ -44,8 +46,9 @@ pub(crate) const SEQUENTIAL: Capabilities = Capabilities {
     conditional_put: false,
 };
 
+/// The directory that a URL names, and that URL in its normal form: what other spellings of the path name is the same.
 #[cfg(feature = "local")]
-pub(crate) fn open_directory(url: &str, make: bool) -> Result<Arc<dyn Store>, StoreError> {
+pub(crate) fn directory(url: &str) -> Result<(PathBuf, String), StoreError> {
     let refuse =
         |why: &str| StoreError::new(Operation::Open, url, "", StoreErrorKind::InvalidUrl(why.to_owned()));
     if !url.starts_with("file:///") {
@@ -59,19 +62,25 @@ pub(crate) fn open_directory(url: &str, make: bool) -> Result<Arc<dyn Store>, St
             "a local directory takes no '?' and no '#'; write %3F and %23 if they belong to its name",
         ));
     }
-    let root = parsed.to_file_path().map_err(|()| refuse("it is not a path of this system"))?;
-    let failed = |error: io::Error| failure(Operation::Open, url, "", error);
+    let no_path = |()| refuse("it is not a path of this system");
+    let root: PathBuf = parsed.to_file_path().map_err(no_path)?.components().collect();
+    let normal = url::Url::from_file_path(&root).map_err(no_path)?;
+    Ok((root, normal.into()))
+}
+
+#[cfg(feature = "local")]
+pub(crate) fn open_directory(url: &str, make: bool) -> Result<Arc<dyn Store>, StoreError> {
+    let (root, url) = directory(url)?;
+    let failed = |error: io::Error| failure(Operation::Open, &url, "", error);
     match local::absence(&root).map_err(failed)? {
         None | Some(Absence::Missing(_)) if make => Local::make(&root).map_err(failed)?,
         None => {}
         Some(why) => {
-            return Err(StoreError::caused(Operation::Open, url, "", StoreErrorKind::NoSuchBucket, why));
+            return Err(StoreError::caused(Operation::Open, &url, "", StoreErrorKind::NoSuchBucket, why));
         }
     }
-    let local = Local::open(&root).map_err(|error| failure(Operation::Open, url, "", error))?;
-    let text = parsed.as_str().trim_end_matches('/');
-    let text = if text == "file:" { "file:///" } else { text };
-    Ok(Arc::new(Bucket::new(text, Arc::new(local.files()), Staging::Local(Arc::new(local)))))
+    let local = Local::open(&root).map_err(|error| failure(Operation::Open, &url, "", error))?;
+    Ok(Arc::new(Bucket::new(&url, Arc::new(local.files()), Staging::Local(Arc::new(local)))))
 }
 
 pub(crate) fn open_memory(url: &str, name: &str) -> Result<Arc<dyn Store>, StoreError> {

@@ -1,6 +1,7 @@
 //! Buckets by URL. What each kind of store does is known to [`s3`](crate::s3) and [`object`](crate::object).
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 #[cfg(any(feature = "azure", feature = "gcs"))]
@@ -73,6 +74,47 @@ pub fn open_or_create_store(url: &str) -> Result<Arc<dyn Store>, StoreError> {
     open(url, true)
 }
 
+/// The URL in its normal form, as [`Store::url`] says it and as it stands in handles: two URLs of the same normal form name
+/// one bucket. Slashes at the end go, and `file://` paths lose what names nothing (`//`, `/./`, `/x/../`); links are not
+/// followed. Nothing is opened.
+///
+/// # Errors
+/// A URL that names no bucket or is of an unknown scheme. Some of them are found by [`open_store`] alone.
+///
+/// ```
+/// # #[cfg(feature = "local")] {
+/// assert_eq!(tidelog_upload::bucket_url("file:///mnt/./a//b/")?, "file:///mnt/a/b");
+/// # }
+/// # Ok::<_, tidelog_upload::StoreError>(())
+/// ```
+pub fn bucket_url(url: &str) -> Result<String, StoreError> {
+    match url.split_once("://") {
+        #[cfg(feature = "local")]
+        Some(("file", _)) => object::directory(url).map(|(_, url)| url),
+        #[cfg(feature = "s3")]
+        Some(("s3", _)) => s3::normal(url),
+        #[cfg(feature = "gcs")]
+        Some(("gs", _)) => Ok(url.trim_end_matches('/').to_owned()),
+        #[cfg(feature = "azure")]
+        Some(("az", _)) => Ok(url.trim_end_matches('/').to_owned()),
+        #[cfg(feature = "hdfs")]
+        Some(("hdfs", _)) => Ok(url.trim_end_matches('/').to_owned()),
+        Some(("memory", _)) => Ok(url.to_owned()),
+        _ => Err(unsupported(url)),
+    }
+}
+
+/// The local directory that a URL names; `None` for other buckets, and for URLs that name none.
+#[must_use]
+pub fn bucket_directory(url: &str) -> Option<PathBuf> {
+    #[cfg(feature = "local")]
+    if url.starts_with("file://") {
+        return object::directory(url).ok().map(|(path, _)| path);
+    }
+    let _ = url;
+    None
+}
+
 fn open(url: &str, create: bool) -> Result<Arc<dyn Store>, StoreError> {
     // Nothing else is made.
     let _ = create;
@@ -88,22 +130,49 @@ fn open(url: &str, create: bool) -> Result<Arc<dyn Store>, StoreError> {
         #[cfg(feature = "hdfs")]
         Some(("hdfs", _)) => hdfs::open(url),
         Some(("memory", name)) => object::open_memory(url, name),
-        other => {
-            let left_out = other.and_then(|(scheme, _)| FEATURES.iter().find(|(known, _)| *known == scheme));
-            if let Some((scheme, feature)) = left_out {
-                let kind = StoreErrorKind::SchemeNotBuilt { scheme, feature };
-                return Err(StoreError::new(Operation::Open, url, "", kind));
-            }
-            let scheme = other.map_or(url, |(scheme, _)| scheme).to_owned();
-            let kind = StoreErrorKind::UnsupportedScheme { scheme, supported: SUPPORTED_SCHEMES };
-            Err(StoreError::new(Operation::Open, url, "", kind))
-        }
+        _ => Err(unsupported(url)),
     }
+}
+
+/// The error of a scheme that is unknown, or left out of this build.
+fn unsupported(url: &str) -> StoreError {
+    let scheme = url.split_once("://").map_or(url, |(scheme, _)| scheme);
+    let kind = match FEATURES.iter().find(|(known, _)| *known == scheme && url != scheme) {
+        Some((scheme, feature)) => StoreErrorKind::SchemeNotBuilt { scheme, feature },
+        None => StoreErrorKind::UnsupportedScheme { scheme: scheme.to_owned(), supported: SUPPORTED_SCHEMES },
+    };
+    StoreError::new(Operation::Open, url, "", kind)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(feature = "local")]
+    fn a_local_bucket_has_one_url() {
+        let normal = |url: &str| bucket_url(url).unwrap();
+        for spelled in ["/a/b", "/a/b/", "//a/b", "/a//b", "/./a/b/.", "/a/x/../b", "/a/%62"] {
+            assert_eq!(normal(&format!("file://{spelled}")), "file:///a/b", "{spelled}");
+        }
+        assert_eq!(normal("file:///"), "file:///");
+        assert_eq!(normal("file:///a b%20c"), "file:///a%20b%20c");
+        assert_eq!(bucket_directory("file:///a b/./c/"), Some("/a b/c".into()));
+        assert_eq!(bucket_directory("memory://a"), None);
+        assert!(bucket_url("file://a/b").is_err());
+    }
+
+    #[test]
+    #[cfg(feature = "s3")]
+    fn a_bucket_of_a_server_has_one_url() {
+        for spelled in ["s3://bucket/x?region=r", "s3://bucket/x//?region=r"] {
+            assert_eq!(bucket_url(spelled).unwrap(), "s3://bucket/x?region=r");
+            assert_eq!(open_store(spelled).unwrap().url(), "s3://bucket/x?region=r");
+        }
+        assert_eq!(bucket_url("s3://bucket/").unwrap(), "s3://bucket");
+        let error = bucket_url("s3://key:secret@bucket").unwrap_err().to_string();
+        assert!(!error.contains("secret"), "{error}");
+    }
 
     #[test]
     #[cfg(not(feature = "gcs"))]

@@ -42,9 +42,20 @@ use crate::store::{
 
 /// Opens a bucket. Nothing is asked of it, nor of who gives out credentials, before the first request.
 pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
+    let address = read(url)?;
+    Ok(Arc::new(S3 { url: trimmed(url).into(), address, clients: ClientMaker::new(client::IDLE_MAX) }))
+}
+
+/// The URL without slashes at the end of the prefix.
+pub(crate) fn normal(url: &str) -> Result<String, StoreError> {
+    read(url)?;
+    Ok(trimmed(url))
+}
+
+fn read(url: &str) -> Result<Address, StoreError> {
     let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
     let endpoint = variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
-    let address = Address::parse(url, endpoint).map_err(|refusal| {
+    Address::parse(url, endpoint).map_err(|refusal| {
         let (url, why) = match refusal {
             Refusal::Invalid(why) => (url.to_owned(), why),
             Refusal::Credentials => (
@@ -54,12 +65,15 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
             ),
         };
         StoreError::new(Operation::Open, &url, "", StoreErrorKind::InvalidUrl(why))
-    })?;
-    Ok(Arc::new(S3 {
-        url: url.trim_end_matches('/').into(),
-        address,
-        clients: ClientMaker::new(client::IDLE_MAX),
-    }))
+    })
+}
+
+fn trimmed(url: &str) -> String {
+    let url = url.trim_end_matches('/');
+    match url.split_once('?') {
+        Some((place, query)) => format!("{}?{query}", place.trim_end_matches('/')),
+        None => url.to_owned(),
+    }
 }
 
 #[derive(Debug)]

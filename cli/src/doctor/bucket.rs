@@ -25,7 +25,8 @@ const BODY: &[u8] = b"written by tidelog doctor, which deletes it again\n";
 
 /// Uses the bucket at `url`, with names under `group`, and deletes what it wrote, folders included.
 pub fn check(url: &str, group: &str) -> Vec<Finding> {
-    let fresh = places::local_bucket(url).map_or(Vec::new(), |bucket| missing_folders(&bucket.join(group)));
+    let fresh = tidelog_upload::bucket_directory(url)
+        .map_or(Vec::new(), |bucket| missing_folders(&bucket.join(group)));
     let findings = use_bucket(url, group);
     for folder in fresh {
         // Only if it is empty: somebody may have begun to use it.
