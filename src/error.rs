@@ -352,6 +352,13 @@ pub enum PersistError {
         /// How many objects hold the changes that were asked for.
         objects: usize,
     },
+    /// The caller's [runtime](crate::UploadRuntime::Handle) was shut down while the changelog was open: nothing is uploaded
+    /// any more. What was synced is on the local disk.
+    #[error(
+        "uploads have ended, because the tokio runtime that the changelog was given was shut down: keep a runtime until the \
+         changelog on it is closed. Sync, close this changelog, and open it again on a runtime that runs, or on its own"
+    )]
+    RuntimeEnded,
     /// A block could not be read back, or was damaged on the local disk.
     #[error("changes of the checkpoint cannot be read back from the local disk: {what}")]
     ReadBack {
@@ -383,6 +390,7 @@ impl PersistError {
             | PersistError::Lost { .. }
             | PersistError::Released { .. }
             | PersistError::TooManyObjects { .. }
+            | PersistError::RuntimeEnded
             | PersistError::ReadBack { .. }
             | PersistError::Forked(_)
             | PersistError::Closed => false,
@@ -629,8 +637,10 @@ pub enum ReadError {
         /// What is missing.
         what: String,
     },
-    /// The changelog, or the runtime that reads for it, was closed.
-    #[error("reading was given up: the changelog is closed")]
+    /// The changelog was closed, or the runtime that it was given was shut down.
+    #[error(
+        "reading was given up: the changelog is closed, or the tokio runtime that it was given was shut down"
+    )]
     Closed,
     /// The changelog belongs to the process of which this one is a fork.
     #[error(transparent)]
@@ -709,6 +719,7 @@ mod tests {
             PersistError::Lost { log, from: number },
             PersistError::Released { log, from: number, to: number, object: object() },
             PersistError::ReadBack { what: "block 1".to_owned() },
+            PersistError::RuntimeEnded,
             PersistError::Forked(Forked { opener: 1 }),
             PersistError::Closed,
         ];

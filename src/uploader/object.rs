@@ -16,7 +16,7 @@ use super::{Event, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Uploader};
 use crate::checkpoint::{Cut, Request, RequestId};
 use crate::error::PersistError;
 use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
-use crate::options::Options;
+use crate::options::{Options, UploadRuntime};
 use crate::part::PartId;
 use crate::piece::{self, Piece};
 use crate::queue::LocalBlock;
@@ -300,7 +300,7 @@ impl Uploader {
                     }
                 }
             }
-            Err(error) => Failure::upload(object, error),
+            Err(error) => self.failure(object, error),
         };
         if exists {
             self.unwanted.insert(finishing.name);
@@ -387,7 +387,8 @@ impl Uploader {
         self.abort(name.clone(), upload);
         let requests = self.cut.take().map_or_else(Vec::new, |cut| cut.requests);
         let Some(source) = failure else { unreachable!("an object fails by a part") };
-        self.fail(blocks, requests, Failure::upload(name, source), now);
+        let failure = self.failure(name, source);
+        self.fail(blocks, requests, failure, now);
     }
 
     /// Gives the open object up if nobody waits for it and nothing in it is needed any more.
@@ -400,6 +401,20 @@ impl Uploader {
         let Some(OpenObject { name, upload, blocks, .. }) = self.object.take() else { return };
         self.abort(name, upload);
         self.parts.queue.give_back(blocks);
+    }
+
+    /// Why an object failed, of what its upload said.
+    fn failure(&self, object: String, source: StoreError) -> Failure {
+        match (source.kind(), &self.parts.options.runtime) {
+            // The driver is shut down after this uploader has ended: here it is its runtime.
+            (StoreErrorKind::ShutDown, UploadRuntime::Handle(_)) => {
+                Failure { error: PersistError::RuntimeEnded, permanent: true }
+            }
+            (StoreErrorKind::ShutDown, UploadRuntime::Own) => {
+                Failure { error: PersistError::Closed, permanent: true }
+            }
+            _ => Failure::upload(object, source),
+        }
     }
 
     fn abort(&self, object: String, upload: ObjectUpload) {
@@ -459,9 +474,6 @@ impl Failure {
     }
 
     fn upload(object: String, source: StoreError) -> Failure {
-        if *source.kind() == StoreErrorKind::ShutDown {
-            return Failure { error: PersistError::Closed, permanent: true };
-        }
         let permanent = match source.kind() {
             StoreErrorKind::Denied
             | StoreErrorKind::NoSuchBucket
