@@ -283,20 +283,24 @@ impl Custody {
         ids.into_iter().collect()
     }
 
-    /// Forgets closed logs of which nothing is left.
+    /// Forgets closed logs of which nothing is left but what was dropped when they were closed: objects may have some of it.
     fn forget(&mut self, needed_from: impl Fn(LogId) -> Option<SequenceNumber>) {
         let mut records: Vec<Vec<ManifestRecord>> = vec![Vec::new(); self.holdings.len()];
-        let holdings = &self.holdings;
+        let (holdings, freed) = (&self.holdings, &mut self.freed);
         self.closed.retain(|log, closed| {
-            let left = holdings[closed.device].ledger.read(|state| {
-                let log = state.logs().get(log)?;
-                Some(log.truncated < closed.keep_to || !log.extents.is_empty())
-            });
-            let over = left == Some(false) && needed_from(*log).is_none();
-            if over {
+            holdings[closed.device].ledger.read(|state| {
+                let Some(known) = state.logs().get(log) else { return false };
+                if known.truncated < closed.keep_to || needed_from(*log).is_some() {
+                    return true;
+                }
+                if let Some(dropped) = known.extents.last() {
+                    let to = dropped.end;
+                    records[closed.device].push(ManifestRecord::LogTruncated { log: *log, to });
+                    freed.extend(known.extents.iter().map(|extent| extent.object.clone()));
+                }
                 records[closed.device].push(ManifestRecord::LogForgotten { log: *log });
-            }
-            left.is_some() && !over
+                false
+            })
         });
         for (device, records) in records.into_iter().enumerate() {
             self.record(device, records);

@@ -279,7 +279,8 @@ impl ChangelogWriter {
     }
 
     /// Closes the log. Persists that were asked for go on; changes that no persist asked for are dropped, as in Flink
-    /// (`sync` first, and they are recovered at the next open). Objects stay until they are truncated or discarded.
+    /// (`sync` first, and they are recovered at the next open). What was persisted stays until it is truncated or discarded;
+    /// an object that has nothing else of the log than what was dropped goes as if that were truncated.
     /// Dropping the writer does the same.
     pub fn close(self) {}
 
