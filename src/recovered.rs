@@ -85,12 +85,13 @@ impl FoundLog {
         pin: Option<Pin>,
     ) -> Result<ChangelogReader, ReadError> {
         let FoundLog { log, start, end, .. } = *self;
+        if start < known.truncated {
+            // Local blocks may have it still; that is no promise, and not to be found out by reading.
+            return Err(ReadError::Truncated { log, from: start, start: known.truncated });
+        }
         let mut plan = Plan::new(driver);
         match (plan.add(log, self.key_groups, start..end, &known.extents, local), known.released) {
             (Ok(()), _) => Ok(plan.reader(key_groups, pin)),
-            (Err(ReadError::Truncated { .. }), _) if start < known.truncated => {
-                Err(ReadError::Truncated { log, from: start, start: known.truncated })
-            }
             (Err(ReadError::Truncated { .. }), Some((gone, object))) => {
                 Err(ReadError::Released { log, from: gone.start, to: gone.end, object })
             }
@@ -194,7 +195,8 @@ impl RecoveredLog {
     /// from the bucket.
     ///
     /// # Errors
-    /// See [`ReadError`]: [`Truncated`](ReadError::Truncated) after this log was truncated or discarded, and
+    /// See [`ReadError`]: [`Truncated`](ReadError::Truncated) once a truncation or [`discard`](Self::discard) of this log was
+    /// carried out, which is soon after the call, and
     /// [`Released`](ReadError::Released) where only a registry's object had some of it. What is above can be had by
     /// [`persist_durably`](Self::persist_durably) and the handle that it gives.
     pub fn read(&self, key_groups: KeyGroupRange) -> Result<ChangelogReader, ReadError> {

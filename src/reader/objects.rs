@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tidelog_upload::bucket::BucketIndex;
-use tidelog_upload::{Driver, Pending, Resolver, Runtime, Store, StoreError, UploadOptions};
+use tidelog_upload::{Driver, Pending, Resolver, Runtime, Store, StoreError, StoreErrorKind, UploadOptions};
 
 use super::ReadStats;
 use super::batch::ChangeBatch;
@@ -106,6 +106,14 @@ pub(super) enum Unread {
 }
 
 impl Unread {
+    /// What they are told who wait for a request that could not be sent.
+    fn unsent(error: &ReadError) -> Unread {
+        match error {
+            ReadError::Store(error) => Unread::Store(error.clone()),
+            _ => Unread::Closed,
+        }
+    }
+
     /// The error of who looked for this run of this object, or for its footer.
     pub fn of(self, source: &ObjectSource, run: Option<&PartRun>) -> ReadError {
         match (self, run) {
@@ -188,9 +196,13 @@ impl Objects {
         Objects { buckets: Mutex::new(buckets), footers, directories }
     }
 
-    /// Opens the buckets of an extent that are not open.
+    /// Opens the buckets of an extent that are not open. One that is not there fails the requests to it, no others.
     pub fn open(&self, extent: &Extent) -> Result<(), ReadError> {
-        extent.pieces.iter().try_for_each(|piece| self.find(&piece.bucket).map(drop))
+        let open = |bucket| match self.find(bucket) {
+            Err(ReadError::Store(error)) if *error.kind() == StoreErrorKind::NoSuchBucket => Ok(()),
+            found => found.map(drop),
+        };
+        extent.pieces.iter().try_for_each(|piece| open(&piece.bucket))
     }
 
     fn find(&self, bucket: &Arc<str>) -> Result<Bucket, ReadError> {
@@ -284,7 +296,7 @@ impl Objects {
             footers.put(&at, footer);
         });
         if let Err(error) = sent {
-            self.footers.put(&key, Err(Unread::Closed));
+            self.footers.put(&key, Err(Unread::unsent(&error)));
             return Err(error);
         }
         Ok(asked)
@@ -325,8 +337,8 @@ impl Objects {
             if let Some(Err(error)) = sent {
                 failed = Some(error);
             }
-            if failed.is_some() {
-                together.iter().for_each(|(key, _)| self.directories.put(key, Err(Unread::Closed)));
+            if let Some(error) = &failed {
+                together.iter().for_each(|(key, _)| self.directories.put(key, Err(Unread::unsent(error))));
             }
         }
         failed.map_or(Ok(asked), Err)
