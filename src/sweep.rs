@@ -18,6 +18,7 @@ use tidelog_upload::{Driver, DriverError, Pending, Runtime, StoreError, UploadId
 
 use crate::handle::ChangelogHandle;
 use crate::manifest::{ManifestError as RecordError, ManifestState};
+use crate::options::{OptionError, check_group, check_prefix};
 use crate::uploader::{CANARY, OBJECT_OPEN_MAX, name_hash};
 
 const ONLY: BucketIndex = BucketIndex(0);
@@ -188,6 +189,9 @@ pub enum SweepError {
         /// How many objects would be stray.
         objects: usize,
     },
+    /// No changelog has such a prefix, or such a group.
+    #[error(transparent)]
+    Option(#[from] OptionError),
     /// The requests were cut off.
     #[error("the sweep was cut off")]
     Closed,
@@ -279,8 +283,10 @@ impl Sweeper {
     /// What is stray at `now`. Nothing is changed.
     ///
     /// # Errors
-    /// What the bucket says, and [`SweepError::ForeignHandles`].
+    /// A prefix or a group that no changelog can have, what the bucket says, and [`SweepError::ForeignHandles`].
     pub fn plan(&self, now: SystemTime) -> Result<SweepPlan, SweepError> {
+        check_prefix("prefix", self.prefix.strip_suffix('/').unwrap_or(&self.prefix))?;
+        self.group.as_deref().map_or(Ok(()), check_group)?;
         let mut plan = SweepPlan::default();
         let uploads = answer(|done| self.driver.list_uploads(ONLY, &self.prefix, done))?;
         let foreign = self.foreign(uploads.iter().map(|upload| &*upload.name));

@@ -61,6 +61,10 @@ pub fn run(args: CompactArgs) -> Result<(), Failure> {
     for path in &args.handles {
         old.extend(handles::read(path).map_err(Failure::new)?);
     }
+    if old.is_empty() {
+        let names: Vec<String> = args.handles.iter().map(|path| path.display().to_string()).collect();
+        return Err(Failure::Usage(format!("{}: there is no handle to compact", names.join(", "))));
+    }
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut compactor = Compactor::open(&args.bucket)?
         .group(&args.group)

@@ -87,7 +87,7 @@ pub fn run(args: SweepArgs) -> Result<(), Failure> {
     }
     let patience = Patience::new(format!("{} has not listed all that it holds yet", args.bucket));
     let plan = sweeper.plan(now).map_err(|error| match error {
-        SweepError::ForeignHandles { .. } => Failure::Usage(error.to_string()),
+        SweepError::ForeignHandles { .. } | SweepError::Option(_) => Failure::Usage(error.to_string()),
         error => Failure::new(error),
     })?;
     drop(patience);

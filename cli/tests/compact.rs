@@ -91,6 +91,8 @@ fn ranges_of_key_groups_go_together() {
 #[test]
 fn what_cannot_be_compacted_is_said() {
     let home = Home::new();
+    let nothing = home.put("nothing", "");
+    fails(&tidelog_with(&["compact", &home.bucket(), &nothing]), 2, &["nothing", "no handle to compact"]);
     let handles = home.keep("handles", &succeeds(home.write(&[], "a record\n")));
     let bucket = home.bucket();
     fails(&tidelog_with(&["compact", &bucket]), 2, &["HANDLES"]);

@@ -44,6 +44,18 @@ fn every_kind_is_shown() {
     assert!(verdict["verified"].as_array().unwrap().iter().any(|one| one["kind"] == "object"));
 }
 
+#[test]
+fn a_bucket_is_not_taken_for_a_local_directory() {
+    let (home, _) = home();
+    for command in ["inspect", "verify"] {
+        fails(
+            &tidelog_with(&[command, &home.text("bucket")]),
+            2,
+            &["no local directory", "give the handles"],
+        );
+    }
+}
+
 /// Bits and lengths over a whole file, some hundred of each kind.
 fn damages(len: usize) -> impl Iterator<Item = (usize, u8)> {
     (0..len).step_by((len / 150).max(1)).map(|at| (at, 1 << (at % 8)))

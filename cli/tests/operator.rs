@@ -255,6 +255,10 @@ fn a_sweep_refuses_what_would_make_everything_look_unneeded() {
     fails(&tidelog_with(&["sweep", &home.bucket(), "--live-handles", &empty]), 2, &["no handle"]);
     fails(&tidelog_with(&["sweep", &home.bucket(), "--local", &home.text("none")]), 1, &["none"]);
     fails(&tidelog_with(&["sweep", "file:///no/such/bucket"]), 1, &["no such directory"]);
+    for group in ["../x", "a/b", ""] {
+        fails(&tidelog_with(&["sweep", &home.bucket(), "--group", group]), 2, &["group", "1 to 64 letters"]);
+    }
+    fails(&tidelog_with(&["sweep", &home.bucket(), "--name-prefix", "a//b"]), 2, &["prefix", "a//b"]);
     fails(&tidelog_with(&["sweep", &format!("{}%202", home.bucket())]), 1, &["no such directory"]);
     assert!(!home.path("bucket 2").exists());
     // Sound handles, of something else.

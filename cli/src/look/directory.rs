@@ -11,7 +11,7 @@ use tidelog::block::BlockError;
 use tidelog::manifest::{ManifestError as RecordError, ManifestRecord, ManifestState};
 use tidelog::{Extent, LocalLogs, OpenError};
 use tidelog_io::directory::{MANIFEST_NAME, ManifestContent, ManifestError};
-use tidelog_io::segment::segment_name;
+use tidelog_io::segment::{parse_segment_name, segment_name};
 
 use super::handle::Objects;
 use super::object::Buckets;
@@ -21,6 +21,13 @@ use crate::Failure;
 
 /// Looks at all of a directory.
 pub fn look(path: &Path, depth: Depth, buckets: &mut Buckets) -> Result<Vec<Report>, Failure> {
+    if looks_like_bucket(path) {
+        let path = path.display();
+        return Err(Failure::Usage(format!(
+            "{path} is no local directory of a changelog, it has folders and neither a manifest nor segments, as a bucket does: \
+             give the handles of what is to be looked at, or files of the bucket"
+        )));
+    }
     let mut report = Report::new(path.display().to_string(), "local directory");
     let local = match LocalLogs::open(path) {
         Ok(local) => {
@@ -67,6 +74,20 @@ pub fn look(path: &Path, depth: Depth, buckets: &mut Buckets) -> Result<Vec<Repo
     // Locked until here: nobody changed anything meanwhile.
     drop(local);
     Ok(reports)
+}
+
+/// Whether there are folders, and nothing that a local directory has.
+fn looks_like_bucket(path: &Path) -> bool {
+    let mut has_folder = false;
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_str().unwrap_or_default();
+        if name == MANIFEST_NAME || parse_segment_name(name).is_some() {
+            return false;
+        }
+        has_folder |= entry.path().is_dir();
+    }
+    has_folder
 }
 
 /// In which way a directory that does not open is damaged, if it is.
