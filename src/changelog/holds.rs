@@ -22,6 +22,11 @@ impl Changelog {
     /// that was asked for and not carried out yet leaves the objects alone; after one that was carried out the call is
     /// refused.
     ///
+    /// What is looked at of a handle is which objects it names, and that each is one of this changelog's. Its log and its
+    /// numbers are not: the log may be truncated or forgotten here, while another holder keeps its objects. Whether all that
+    /// a handle claims is in its objects is found by whoever reads it, and fails with
+    /// [`Mismatch`](crate::ReadError::Mismatch) where it is not.
+    ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let dir = tempfile::tempdir()?;
