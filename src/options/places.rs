@@ -116,7 +116,7 @@ mod tests {
             (Options::new("file:///disk/d/b", "/disk/d"), "bucket"),
             (Options::new("file:///disk", "/link/d"), "bucket"),
             (Options::new(long, "/disk/d"), "bucket"),
-            (Options::new(format!("s3://bucket/{}", "x".repeat(930)), "/d"), "name_prefix"),
+            (Options::new(format!("s3://bucket/{}", "x".repeat(980)), "/d"), "name_prefix"),
             ((0..64).fold(options(), |all, at| all.add_bucket(format!("memory://{at}"))), "add_bucket"),
         ] {
             let error = check(&bad).unwrap_err();
