@@ -44,6 +44,10 @@ fn check(mut rest: &[u8]) {
             assert!(state.needs(&extent.object));
         }
     }
+    let objects = state.objects().values().map(|object| &object.others);
+    for others in objects.chain(state.uploads().values().map(|upload| &upload.others)) {
+        assert!(others.is_sorted_by(|a, b| a < b));
+    }
     let holds =
         state.holders().values().flat_map(|held| held.values()).map(|logs| logs.len().max(1)).sum::<usize>();
     assert_eq!(holds, state.holds());
