@@ -12,7 +12,7 @@ use tidelog_upload::{
 };
 
 use super::Finding;
-use crate::{places, show};
+use crate::show;
 
 const ONLY: BucketIndex = BucketIndex(0);
 /// Small objects written to see how long that takes.
