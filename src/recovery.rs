@@ -107,7 +107,7 @@ pub(crate) fn recover(
     for (epoch, segment) in segments {
         let limit = state.number_limit(epoch);
         let scan = Scan { device, directory, files, directory_id, segment, epoch, limit, settled };
-        let mut found = scan.run()?;
+        let mut found = scan.run();
         watermark = watermark.max(found.watermark);
         let sealed = state.sealed(segment);
         if let Some(sealed) = sealed.clone()

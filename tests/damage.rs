@@ -432,14 +432,22 @@ fn damage_of_what_is_only_kept_for_restores_does_not_keep_a_directory_from_being
             flipped[place.start + 1000] ^= 1;
             let mut zeroed = bytes.clone();
             zeroed[place.clone()].fill(0);
+            // As if a newer program had written it.
+            let mut newer = bytes.clone();
+            newer[place.start + 9] ^= 16;
             // What may have been in flight when the process was killed.
             let is_end = killed && number + 1 == CHANGES;
-            for damaged in [flipped, zeroed] {
+            for (damaged, is_newer) in [(flipped, false), (zeroed, false), (newer, true)] {
                 put_back(dir.path(), &files);
                 fs::write(path, damaged).unwrap();
+                let next_is_here = blocks.iter().any(|(of, _, next)| of == path && *next == number + 1);
+                if is_newer && *number < persisted && !next_is_here {
+                    // Nothing here tells that it is not the first of those that only a newer program can read.
+                    continue;
+                }
                 if *number < persisted {
                     must_open(dir.path(), handle.as_ref(), CHANGES, &what);
-                } else if is_end {
+                } else if is_end && !is_newer {
                     must_open(dir.path(), handle.as_ref(), CHANGES - 1, &what);
                 } else {
                     must_be_refused(dir.path(), &what);

@@ -78,9 +78,8 @@ pub(super) struct Found {
 impl Scan<'_> {
     /// Reads it.
     ///
-    /// # Errors
-    /// If it is of a newer format. What cannot be read is bad.
-    pub fn run(&self) -> Result<Found, OpenError> {
+    /// What cannot be read is bad.
+    pub fn run(&self) -> Found {
         let mut found = Found { blocks: Vec::new(), damaged: None, watermark: 0, bad: None, later: false };
         let mut window = Window { scan: self, start: 0, bytes: Vec::new() };
         let mut offset = 0;
@@ -131,19 +130,18 @@ impl Scan<'_> {
                     }
                     offset += block.header().len as u64;
                 }
-                // Only a newer program can say what this is.
-                Err(source @ BlockError::NewerVersion { .. }) if following => {
-                    return Err(Bad::block(self.directory, self.segment, offset, source, None).error);
-                }
                 Err(source) => {
                     if following {
-                        found.bad = Some(Bad::block(self.directory, self.segment, offset, source, None));
+                        // What a newer program wrote is no torn write, and only that can say what it is.
+                        let is_certain = matches!(source, BlockError::NewerVersion { .. });
+                        let bad = Bad::block(self.directory, self.segment, offset, source, None);
+                        found.bad = Some(Bad { is_certain, ..bad });
                     }
                     offset += BLOCK_ALIGN_BYTES as u64;
                 }
             }
         }
-        Ok(found)
+        found
     }
 
     /// A block of this use behind a bad one, where its index is not known.
