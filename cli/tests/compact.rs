@@ -93,7 +93,8 @@ fn what_cannot_be_compacted_is_said() {
     let home = Home::new();
     let nothing = home.put("nothing", "");
     for plan in [&[][..], &["--plan"]] {
-        let command = [&["compact", &home.bucket(), &nothing], plan].concat();
+        let bucket = home.bucket();
+        let command = [&["compact", &*bucket, &*nothing], plan].concat();
         fails(&tidelog_with(&command), 2, &["nothing", "no handle to compact"]);
     }
     let handles = home.keep("handles", &succeeds(home.write(&[], "a record\n")));
