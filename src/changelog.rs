@@ -32,7 +32,7 @@ use crate::handle::LOG_NAME_BYTES_MAX;
 use crate::health::BucketHealth;
 use crate::ledger::Ledger;
 use crate::local::index::LocalIndex;
-use crate::manifest::{ManifestRecord, OTHERS_MAX};
+use crate::manifest::ManifestRecord;
 use crate::options::{OptionError, Options, UploadRuntime, check_places, resolved};
 use crate::reader::LocalSite;
 use crate::recovered::RecoveredLog;
@@ -236,7 +236,6 @@ impl Changelog {
     /// See [`OpenError`]. Nothing durable is changed then, except that missing directories may have been made.
     pub fn open(options: Options) -> Result<Changelog, OpenError> {
         options.check()?;
-        check_directories(&options)?;
         let urls = options.buckets.iter().map(|bucket| tidelog_upload::bucket_url(bucket));
         check_places(&options, &urls.collect::<Result<Vec<_>, _>>()?, resolved)?;
         let stores = options.buckets.iter().map(|bucket| tidelog_upload::open_or_create_store(bucket));
@@ -517,16 +516,6 @@ impl Drop for Changelog {
         let none = Engine::Threads { spillers: Vec::new(), uploader: None };
         std::mem::forget(std::mem::replace(&mut self.engine, Mutex::new(none)));
     }
-}
-
-/// Whether a manifest can name all directories beside its own.
-fn check_directories(options: &Options) -> Result<(), OptionError> {
-    let directories = options.directories.len();
-    if directories <= OTHERS_MAX {
-        return Ok(());
-    }
-    let (value, remedy) = (directories.to_string(), format!("at most {OTHERS_MAX} directories"));
-    Err(OptionError { option: "add_directory", value, remedy })
 }
 
 /// Whether the share of uploads has room for parts of the least size that the buckets take, so that none waits for ever.

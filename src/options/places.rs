@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{OptionError, Options, must};
-use crate::manifest::{BUCKETS_MAX, SUFFIX_BYTES_MAX};
+use crate::manifest::{BUCKETS_MAX, OTHERS_MAX, SUFFIX_BYTES_MAX};
 use crate::piece::{BUCKET_BYTES_MAX, OBJECT_NAME_BYTES_MAX};
 use crate::uploader::object_name;
 
@@ -15,6 +15,9 @@ pub(crate) fn check_places(
     buckets: &[String],
     resolve: impl Fn(&Path) -> PathBuf,
 ) -> Result<(), OptionError> {
+    // A manifest names the others.
+    let (named, remedy) = (options.directories.len(), format!("at most {OTHERS_MAX} directories"));
+    must(named <= OTHERS_MAX, "add_directory", named, &remedy)?;
     let directories: Vec<PathBuf> = options.directories.iter().map(|path| resolve(path)).collect();
     for (at, path) in directories.iter().enumerate() {
         let is_new = !directories[..at].contains(path);
