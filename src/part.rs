@@ -205,14 +205,8 @@ pub(crate) struct Verified {
     pub numbers: Range<u64>,
 }
 
-impl Verified {
-    /// As [`Changeset::check_numbers`].
-    pub fn check_numbers(&self, run: Range<SequenceNumber>) -> Result<(), PartError> {
-        check_numbers(&self.numbers, run)
-    }
-}
-
-fn check_numbers(numbers: &Range<u64>, run: Range<SequenceNumber>) -> Result<(), PartError> {
+/// As [`Changeset::check_numbers`].
+pub(crate) fn check_numbers(numbers: &Range<u64>, run: Range<SequenceNumber>) -> Result<(), PartError> {
     if !numbers.is_empty() && (numbers.start < run.start.0 || numbers.end > run.end.0) {
         return Err(PartError::Corrupt("changeset", "a change whose number is not in its run"));
     }

@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::part::{self, Compression, PartError, PartId, RecordBytes, Verified};
+use super::objects::PartRun;
+use crate::part::{self, PartError, RecordBytes, Run, Verified};
 use crate::types::{KeyGroup, LogId, SequenceNumber};
 
 /// One change, as it was appended. The value is `Bytes` where the change is kept, and a slice of its batch where it is
@@ -165,18 +166,14 @@ impl Builder {
         Builder { log, changesets: Vec::with_capacity(changesets), slots: Vec::new() }
     }
 
-    /// Verifies the changeset of a run with these numbers that stands `at` these bytes, and adds the changes with wanted
-    /// numbers; the other arguments are those of [`Changeset::decode`](part::Changeset::decode). After an error the batch is
-    /// of no use.
-    #[allow(clippy::too_many_arguments)]
+    /// Verifies the changeset of a run that stands `at` these bytes, and adds the changes with wanted numbers. After an error
+    /// the batch is of no use.
     pub fn add(
         &mut self,
         bytes: &[u8],
         at: Range<usize>,
-        part: PartId,
+        run: &PartRun,
         key_group: Option<KeyGroup>,
-        compression: Compression,
-        of_run: Range<SequenceNumber>,
         wanted: &Range<SequenceNumber>,
     ) -> Result<(), PartError> {
         let slots = &mut self.slots;
@@ -187,8 +184,9 @@ impl Builder {
         };
         let start = at.start;
         let changeset = bytes.get(at).unwrap_or_default();
+        let PartRun { part, compression, run: Run { first, end, .. }, .. } = *run;
         let verified = part::verify(changeset, part, self.log, key_group, compression, visit)?;
-        verified.check_numbers(of_run)?;
+        part::check_numbers(&verified.numbers, first..end)?;
         let Verified { mut records, .. } = verified;
         if let RecordBytes::Stored(range) = &mut records {
             *range = start + range.start..start + range.end;
@@ -223,7 +221,7 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::part::seal_changeset;
+    use crate::part::{Compression, PartId, seal_changeset};
     use crate::varint;
 
     const LOG: LogId = LogId(7);
@@ -243,6 +241,13 @@ mod tests {
         }
         seal_changeset(&mut bytes, PART, LOG, 1 + u32::from(group));
         bytes.into()
+    }
+
+    /// A run with these numbers.
+    fn run(first: u64, end: u64) -> PartRun {
+        let (first, end) = (SequenceNumber(first), SequenceNumber(end));
+        let run = Run { log: LOG, first, end, offset: 0, directory_len: 0, len: 0 };
+        PartRun { index: 2, part: PART, offset: 0, directory: 0..0, compression: Compression::None, run }
     }
 
     fn found(batch: &ChangeBatch) -> Vec<(u16, u64)> {
@@ -270,8 +275,7 @@ mod tests {
             for (group, changeset) in &changesets {
                 let at = bytes.len()..bytes.len() + changeset.len();
                 bytes.extend_from_slice(changeset);
-                let (group, of_run) = (Some(KeyGroup(*group)), SequenceNumber(10)..SequenceNumber(21));
-                builder.add(&bytes, at, PART, group, Compression::None, of_run, &wanted).unwrap();
+                builder.add(&bytes, at, &run(10, 21), Some(KeyGroup(*group)), &wanted).unwrap();
             }
             let bytes = Bytes::from(bytes);
             found(&builder.finish(|range| bytes.slice(range)))
@@ -289,11 +293,10 @@ mod tests {
     #[test]
     fn numbers_that_are_not_in_the_run_are_refused() {
         let add = |numbers: &[u64], first, end| {
-            let (of_run, group) = (SequenceNumber(first)..SequenceNumber(end), Some(KeyGroup(3)));
             let wanted = SequenceNumber(0)..SequenceNumber(100);
             let bytes = changeset(3, numbers);
             let at = 0..bytes.len();
-            Builder::new(LOG, 1).add(&bytes, at, PART, group, Compression::None, of_run, &wanted)
+            Builder::new(LOG, 1).add(&bytes, at, &run(first, end), Some(KeyGroup(3)), &wanted)
         };
         assert_eq!(add(&[10, 12, 19], 10, 20), Ok(()));
         assert_eq!(add(&[], 10, 20), Ok(()));

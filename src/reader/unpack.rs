@@ -76,9 +76,7 @@ impl Unpack {
             if failed.is_some() || (at.end > bytes.len() && !all) {
                 return;
             }
-            let of_run = run.run.first..run.run.end;
-            let added = batch.add(bytes, at, run.part, entry.group, run.compression, of_run, &wanted);
-            if let Err(error) = added {
+            if let Err(error) = batch.add(bytes, at, run, entry.group, &wanted) {
                 *failed = Some(Unread::Changeset(entry.range.clone(), error));
             }
         }
