@@ -280,15 +280,17 @@ fn segments(world: &SimWorld) -> BTreeSet<String> {
     files.filter(|name| name.starts_with("segment-")).collect()
 }
 
+/// Nothing is kept longer than it is needed, and nothing sent before it is asked for.
+fn unkept() -> Options {
+    let options = options().segment_bytes(16 << 10).local_bytes(256 << 10).local_retention_bytes(0);
+    options.preemptive_upload(false)
+}
+
 /// A segment to which a write failed is removed when it is released. The manifest must not name it then.
 #[test]
 fn a_segment_file_stays_until_its_release_is_durable() {
     let world = SimWorld::new(7);
-    let options = || {
-        let options = options().segment_bytes(16 << 10).local_bytes(256 << 10).local_retention_bytes(0);
-        options.preemptive_upload(false)
-    };
-    let (changelog, store) = open(&world, options());
+    let (changelog, store) = open(&world, unkept());
     let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
     writer.append(KeyGroup(0), b"one").unwrap();
     resolved!(changelog, writer.sync()).unwrap();
@@ -305,18 +307,14 @@ fn a_segment_file_stays_until_its_release_is_durable() {
     world.kill(1);
     drop((writer, changelog));
     world.set_capacity_bytes(None);
-    let changelog = open_with(&world, options(), &store);
+    let changelog = open_with(&world, unkept(), &store);
     assert_eq!(found(&changelog, "log"), expected(&[b"one", b"two"]));
 }
 
 #[test]
 fn a_directory_out_of_service_keeps_the_segments_that_its_manifest_names() {
     let world = SimWorld::new(7);
-    let options = || {
-        let options = options().segment_bytes(16 << 10).local_bytes(256 << 10).local_retention_bytes(0);
-        options.preemptive_upload(false)
-    };
-    let (changelog, store) = open(&world, options());
+    let (changelog, store) = open(&world, unkept());
     let [mut writer, mut broken] =
         ["log", "broken"].map(|name| changelog.create_writer(name, KeyGroupRange::ALL).unwrap());
     writer.append(KeyGroup(0), b"one").unwrap();
@@ -338,6 +336,6 @@ fn a_directory_out_of_service_keeps_the_segments_that_its_manifest_names() {
     world.kill(1);
     world.hold(false);
     drop((writer, broken, changelog));
-    let changelog = open_with(&world, options(), &store);
+    let changelog = open_with(&world, unkept(), &store);
     assert_eq!(found(&changelog, "log"), expected(&[b"one", b"two"]));
 }

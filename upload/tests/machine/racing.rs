@@ -424,8 +424,8 @@ fn no_race_while_the_interface_is_what_is_busy() {
     assert!(!h.find(is_put).is_empty());
 }
 
-/// When the first race of a part begins that goes at 10 MB/s, and when the second, while the first goes at another rate.
-fn races_begin(progress_check: bool, race_bytes_per_ms: u64) -> [Duration; 2] {
+/// An object of which only the large part is on its way; that part, and since when.
+fn one_part_left(progress_check: bool) -> (Harness, AttemptId, Instant) {
     let mut options = UploadOptions::default();
     options.hedging.progress_check = progress_check;
     let mut h = Harness::new(&four(), options, 3);
@@ -434,6 +434,12 @@ fn races_begin(progress_check: bool, race_bytes_per_ms: u64) -> [Duration; 2] {
     let start = h.now;
     let part = h.find(is_part)[0];
     h.all_ok(|f| matches!(f.request, Request::Part { chunk: 1, .. }));
+    (h, part, start)
+}
+
+/// When the first race of a part begins that goes at 10 MB/s, and when the second, while the first goes at another rate.
+fn races_begin(progress_check: bool, race_bytes_per_ms: u64) -> [Duration; 2] {
+    let (mut h, part, start) = one_part_left(progress_check);
     let mut begun: Vec<(AttemptId, Duration)> = Vec::new();
     while begun.len() < 2 {
         h.pass(Duration::from_millis(1));
@@ -471,14 +477,7 @@ fn the_progress_check_finds_a_slow_part_before_d_and_a_slow_race_too() {
 
 #[test]
 fn a_part_that_stops_after_the_first_look_is_found_by_the_second() {
-    let mut options = UploadOptions::default();
-    options.hedging.progress_check = true;
-    let mut h = Harness::new(&four(), options, 3);
-    h.object(&[CHUNK, 1000]);
-    h.created();
-    let start = h.now;
-    let part = h.find(is_part)[0];
-    h.all_ok(|f| matches!(f.request, Request::Part { chunk: 1, .. }));
+    let (mut h, part, start) = one_part_left(true);
     while h.find(is_put).is_empty() {
         h.pass(Duration::from_millis(1));
         // It keeps its pace for 60 ms.
