@@ -335,7 +335,8 @@ impl Uploader {
         let sweep = self.sweeps.iter().map(|(at, _)| *at).min();
         let object = self.object.as_ref().filter(|_| self.finishing.len() < FINISHING_MAX);
         let stale = object.map(|object| object.opened_at + OBJECT_OPEN_MAX);
-        [self.retry_at, self.decide_at, expiry, sweep, stale].into_iter().flatten().min()
+        let trim = self.buffers.trim(now);
+        [self.retry_at, self.decide_at, expiry, sweep, stale, trim].into_iter().flatten().min()
     }
 
     fn idle(&self) -> bool {

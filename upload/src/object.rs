@@ -297,7 +297,10 @@ impl Bucket {
                 let staged = all.iter().filter_map(hdfs::staged);
                 Ok(staged.filter(|upload| upload.name.starts_with(prefix)).collect())
             }
-            Staging::Nowhere => Ok(Vec::new()),
+            Staging::Nowhere => {
+                let _ = prefix;
+                Ok(Vec::new())
+            }
         }
     }
 

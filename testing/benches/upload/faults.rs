@@ -1,9 +1,9 @@
 //! Checkpoints over a network that is calm, that stalls some connections, or that has lost one of three buckets; with
 //! hedging and without.
 //!
-//! Each bucket is reached through a proxy of its own. Each checkpoint has a changelog of its own, so that its connections
-//! are new ones and meet the proxy's dice; the first byte of a checkpoint is sent long before it is asked for as a rule,
-//! here all of them are appended in one go.
+//! Each bucket is reached through a proxy of its own. Between checkpoints it closes all connections, so that those of each
+//! checkpoint are new ones and meet the proxy's dice. The first byte of a checkpoint is sent long before it is asked for as
+//! a rule; here all of them are appended in one go.
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ const SERVICE: Duration = Duration::from_millis(40);
 /// Checkpoints of one changelog: what it has learned in the first is used in the others.
 const CHECKPOINTS: usize = 4;
 const INCREMENT_BYTES: u64 = 24 * MIB;
+/// Until a client has seen that connections are closed.
+const PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, PartialEq)]
 enum Trouble {
@@ -36,7 +38,17 @@ pub fn compare(bench: &mut Bench, dir: &ScratchDir) {
             INCREMENT_BYTES / MIB,
             CHECKPOINTS * changelogs
         ),
-        &["network", "hedging", "p50_ms", "p90_ms", "p99_ms", "failed", "requests", "sent_MiB"],
+        &[
+            "network",
+            "hedging",
+            "p50_ms",
+            "p90_ms",
+            "p99_ms",
+            "failed",
+            "connections",
+            "requests",
+            "sent_MiB",
+        ],
     );
     let mut figures = Vec::new();
     for (trouble, name) in [
@@ -61,6 +73,7 @@ pub fn compare(bench: &mut Bench, dir: &ScratchDir) {
                 quantile(&leg.ms, 0.9).into(),
                 quantile(&leg.ms, 0.99).into(),
                 leg.failed.into(),
+                (leg.connections as f64 / leg.ms.len() as f64).into(),
                 (leg.requests as f64 / leg.ms.len() as f64).into(),
                 (leg.sent_bytes as f64 / MIB as f64 / leg.ms.len() as f64).into(),
             ]);
@@ -68,7 +81,7 @@ pub fn compare(bench: &mut Bench, dir: &ScratchDir) {
         }
     }
     bench.table(table);
-    bench.note("Failed: not complete within 30 s. Requests and MiB are per checkpoint.");
+    bench.note("Failed: not complete within 30 s. Connections, requests and MiB are per checkpoint.");
     let of = |trouble, hedging| {
         let leg = figures.iter().find(|leg| leg.0 == trouble && leg.1 == hedging);
         &leg.expect("each was run").2
@@ -96,6 +109,7 @@ struct Leg {
     ms: Vec<f64>,
     failed: usize,
     requests: usize,
+    connections: u64,
     sent_bytes: u64,
 }
 
@@ -120,7 +134,7 @@ fn run(dir: &ScratchDir, trouble: Trouble, hedging: bool, changelogs: usize) -> 
         }
         proxy
     });
-    let mut leg = Leg { ms: Vec::new(), failed: 0, requests: 0, sent_bytes: 0 };
+    let mut leg = Leg { ms: Vec::new(), failed: 0, requests: 0, connections: 0, sent_bytes: 0 };
     for _ in 0..changelogs {
         let local = dir.make("faults-local");
         let mut uploads = UploadOptions::default();
@@ -144,12 +158,15 @@ fn run(dir: &ScratchDir, trouble: Trouble, hedging: bool, changelogs: usize) -> 
             let outcome = writer.persist_durably(SequenceNumber::ZERO).wait();
             leg.ms.push(asked_at.elapsed().as_secs_f64() * 1e3);
             leg.failed += usize::from(outcome.is_err());
+            proxies.iter().for_each(Proxy::reset);
+            std::thread::sleep(PAUSE);
         }
         drop(writer);
         drop(changelog);
         let _ = std::fs::remove_dir_all(local);
     }
     leg.requests = server.requests().len();
+    leg.connections = proxies.iter().map(Proxy::connections).sum();
     leg.sent_bytes = server.requests().iter().map(|request| request.body_bytes).sum();
     leg
 }

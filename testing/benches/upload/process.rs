@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tidelog::{Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, Options, SequenceNumber, UploadOptions};
 use tidelog_testing::{ACCESS_KEY, SECRET_KEY};
-use tidelog_upload::{Body, Lane, UploadRef, UploadedPart};
+use tidelog_upload::{Body, Lane, Store, UploadRef, UploadedPart};
 
 use crate::common::cpu_time;
 
@@ -43,13 +43,19 @@ impl fmt::Display for Role {
 
 /// What a measured client tells.
 pub struct Report {
+    /// Of the first object of its process, and of the next one.
+    pub spent: [Spent; 2],
+    /// Of the whole process.
+    pub peak_bytes: u64,
+    /// The length of an object.
+    pub object_bytes: u64,
+}
+
+/// What an object took.
+pub struct Spent {
     pub seconds: f64,
     /// Of these seconds.
     pub cpu_seconds: f64,
-    /// Of the whole process.
-    pub peak_bytes: u64,
-    /// The length of the object.
-    pub object_bytes: u64,
 }
 
 /// Runs this program again with the test server's credentials in its environment, unless they are there.
@@ -148,8 +154,12 @@ pub fn measure(role: Role, url: &str, local: &Path, bytes: u64, connections: usi
     assert!(output.status.success(), "the {role} client failed");
     let said = String::from_utf8(output.stdout).expect("numbers");
     let numbers: Vec<f64> = said.split_whitespace().map(|word| word.parse().expect("a number")).collect();
-    let [seconds, cpu_seconds, peak_bytes, object_bytes] = numbers[..] else { panic!("four numbers") };
-    Report { seconds, cpu_seconds, peak_bytes: peak_bytes as u64, object_bytes: object_bytes as u64 }
+    let [first, first_cpu, next, next_cpu, peak_bytes, object_bytes] = numbers[..] else {
+        panic!("six numbers")
+    };
+    let spent =
+        [(first, first_cpu), (next, next_cpu)].map(|(seconds, cpu_seconds)| Spent { seconds, cpu_seconds });
+    Report { spent, peak_bytes: peak_bytes as u64, object_bytes: object_bytes as u64 }
 }
 
 pub fn is_child() -> bool {
@@ -168,13 +178,10 @@ pub fn run_child() {
     } else {
         changelog(url, local.as_ref(), bytes, uploads, is(Role::Persist))
     };
-    println!("{} {} {} {object_bytes}", spent.seconds, spent.cpu_seconds, peak_bytes());
-}
-
-/// What a client has measured.
-struct Spent {
-    seconds: f64,
-    cpu_seconds: f64,
+    for Spent { seconds, cpu_seconds } in spent {
+        print!("{seconds} {cpu_seconds} ");
+    }
+    println!("{} {object_bytes}", peak_bytes());
 }
 
 /// Takes the time since its creation, and the CPU time of this process meanwhile.
@@ -191,74 +198,83 @@ impl Stopwatch {
     }
 }
 
-fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions, synced: bool) -> (Spent, u64) {
+fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions, synced: bool) -> ([Spent; 2], u64) {
     let options = options(url, local, bytes).uploads(uploads).preemptive_upload(!synced);
     let changelog = Changelog::open(options).expect("a changelog");
     let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).expect("a writer");
-    let mut watch = Stopwatch::start();
-    fill(&mut writer, bytes);
-    if synced {
-        writer.sync().wait().expect("a local disk that works");
-        watch = Stopwatch::start();
-    }
-    let handle = writer.persist_durably(SequenceNumber::ZERO).wait().expect("a checkpoint");
-    let spent = watch.stop();
-    let [extent] = handle.extents() else { panic!("one object holds the checkpoint") };
-    let object_bytes = extent.object_bytes();
-    writer.truncate(writer.next_sequence_number()).expect("what is persisted can be truncated");
+    let mut object_bytes = 0;
+    let spent = [(); 2].map(|()| {
+        let from = writer.next_sequence_number();
+        let mut watch = Stopwatch::start();
+        fill(&mut writer, bytes);
+        if synced {
+            writer.sync().wait().expect("a local disk that works");
+            watch = Stopwatch::start();
+        }
+        let handle = writer.persist_durably(from).wait().expect("a checkpoint");
+        let spent = watch.stop();
+        let [extent] = handle.extents() else { panic!("one object holds the checkpoint") };
+        object_bytes = extent.object_bytes();
+        writer.truncate(writer.next_sequence_number()).expect("what is persisted can be truncated");
+        spent
+    });
     drop(writer);
     changelog.close(Duration::from_secs(60)).expect("a close");
     (spent, object_bytes)
 }
 
 /// Each connection sends bytes of its own: one part sent again and again would be read from the processor's caches.
-fn bare(url: &str, bytes: u64, options: &UploadOptions) -> Spent {
+fn bare(url: &str, bytes: u64, options: &UploadOptions) -> [Spent; 2] {
     let part_bytes = options.part_bytes as usize;
     let ready: Vec<Bytes> =
         (0..options.connections()).map(|index| Bytes::from(vec![index as u8 + 1; part_bytes])).collect();
-    let parts = bytes.div_ceil(options.part_bytes) as u32;
     let store = tidelog_upload::open_store(url).expect("a bucket");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .expect("threads can be had");
-    let watch = Stopwatch::start();
-    runtime.block_on(async {
-        let name = "bare";
-        let id = store.create(name).await.expect("an upload");
-        let next = Arc::new(AtomicU32::new(1));
-        let tasks: Vec<_> = ready
-            .into_iter()
-            .map(|part| {
-                let (store, next, id) = (store.clone(), next.clone(), id.clone());
-                tokio::spawn(async move {
-                    let mut sent = Vec::new();
-                    loop {
-                        let number = next.fetch_add(1, Ordering::Relaxed);
-                        if number > parts {
-                            return sent;
-                        }
-                        let upload = UploadRef { name, id: &id };
-                        let start = u64::from(number - 1) * part.len() as u64;
-                        let len = (bytes - start).min(part.len() as u64) as usize;
-                        let body = Body::new(vec![part.slice(..len)]);
-                        let tag = store.put_part(upload, number, body, Lane::Primary).await.expect("a part");
-                        sent.push(UploadedPart { number, tag });
+    ["bare-0", "bare-1"].map(|name| {
+        let watch = Stopwatch::start();
+        runtime.block_on(send(&store, name, bytes, &ready));
+        let spent = watch.stop();
+        runtime.block_on(store.delete(name)).expect("a deletion");
+        spent
+    })
+}
+
+/// Makes an object of so many bytes, by one request at a time for each of the parts.
+async fn send(store: &Arc<dyn Store>, name: &'static str, bytes: u64, ready: &[Bytes]) {
+    let part_bytes = ready[0].len() as u64;
+    let parts = bytes.div_ceil(part_bytes) as u32;
+    let id = store.create(name).await.expect("an upload");
+    let next = Arc::new(AtomicU32::new(1));
+    let tasks: Vec<_> = ready
+        .iter()
+        .map(|part| {
+            let (store, next, id, part) = (store.clone(), next.clone(), id.clone(), part.clone());
+            tokio::spawn(async move {
+                let mut sent = Vec::new();
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number > parts {
+                        return sent;
                     }
-                })
+                    let upload = UploadRef { name, id: &id };
+                    let start = u64::from(number - 1) * part_bytes;
+                    let body = Body::new(vec![part.slice(..(bytes - start).min(part_bytes) as usize)]);
+                    let tag = store.put_part(upload, number, body, Lane::Primary).await.expect("a part");
+                    sent.push(UploadedPart { number, tag });
+                }
             })
-            .collect();
-        let mut sent = Vec::new();
-        for task in tasks {
-            sent.extend(task.await.expect("a task"));
-        }
-        sent.sort_by_key(|part| part.number);
-        store.complete(UploadRef { name, id: &id }, &sent).await.expect("an object");
-    });
-    let spent = watch.stop();
-    runtime.block_on(store.delete("bare")).expect("a deletion");
-    spent
+        })
+        .collect();
+    let mut sent = Vec::new();
+    for task in tasks {
+        sent.extend(task.await.expect("a task"));
+    }
+    sent.sort_by_key(|part| part.number);
+    store.complete(UploadRef { name, id: &id }, &sent).await.expect("an object");
 }
 
 /// The most memory that this process has had so far.
