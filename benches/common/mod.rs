@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 
 /// Below this share of idle time, before or after, the figures of a run are not valid.
 const IDLE_PERCENT_MIN: f64 = 95.0;
+/// The bench's own files are removed and trimmed on the disk meanwhile; what is asked for is what else runs.
+const SETTLE: Duration = Duration::from_secs(3);
 
 /// One run of one bench.
 pub struct Bench {
@@ -152,6 +154,9 @@ impl Bench {
     /// Looks at the machine again, and prints the report.
     pub fn finish(self) {
         let busy = Jiffies::read().since(self.at_start);
+        if !self.smoke {
+            std::thread::sleep(SETTLE);
+        }
         let after = Load::measure(self.smoke);
         let quiet = self.before.idle_percent.min(after.idle_percent) >= IDLE_PERCENT_MIN;
         let valid = !self.smoke && (quiet || !self.needs_quiet);
