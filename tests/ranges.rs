@@ -6,39 +6,25 @@ mod common;
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use common::range;
 use tidelog::{
     Change, ChangeKey, Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, CompactError, Compactor,
     HandlesError, KeyGroup, KeyGroupRange, Options, ReadError, Restore, SequenceNumber,
 };
+use tidelog_io::sim::SimRng;
 
 const GROUPS: u16 = 16;
 const ALL: KeyGroupRange = KeyGroupRange::new(0, GROUPS - 1).unwrap();
 
-/// Xorshift.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end
-    }
-
-    /// Cuts all key groups into some ranges.
-    fn cut(&mut self) -> Vec<KeyGroupRange> {
-        let cuts = (0..self.below(4)).map(|_| 1 + self.below(u64::from(GROUPS) - 1) as u16);
-        let ends: BTreeSet<u16> = cuts.chain([0, GROUPS]).collect();
-        ends.iter().zip(ends.iter().skip(1)).map(|(first, end)| range(*first, end - 1)).collect()
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        (1..items.len()).rev().for_each(|at| items.swap(at, self.below(at as u64 + 1) as usize));
-    }
+/// Cuts all key groups into some ranges.
+fn cut(random: &mut SimRng) -> Vec<KeyGroupRange> {
+    let cuts = (0..random.below(4)).map(|_| 1 + random.below(u64::from(GROUPS) - 1) as u16);
+    let ends: BTreeSet<u16> = cuts.chain([0, GROUPS]).collect();
+    ends.iter().zip(ends.iter().skip(1)).map(|(first, end)| range(*first, end - 1)).collect()
 }
 
-fn range(first: u16, last: u16) -> KeyGroupRange {
-    KeyGroupRange::new(first, last).unwrap()
+fn shuffle<T>(random: &mut SimRng, items: &mut [T]) {
+    (1..items.len()).rev().for_each(|at| items.swap(at, random.below(at as u64 + 1) as usize));
 }
 
 fn options(home: &Path) -> Options {
@@ -63,7 +49,7 @@ impl Logs {
     }
 
     /// A handle of each writer, of what is appended before it.
-    fn checkpoint(&mut self, random: &mut Random, changes: u64) -> Vec<ChangelogHandle> {
+    fn checkpoint(&mut self, random: &mut SimRng, changes: u64) -> Vec<ChangelogHandle> {
         let mut persists = Vec::new();
         for writer in &mut self.writers {
             let from = writer.next_sequence_number();
@@ -122,7 +108,7 @@ fn part_of(
 #[test]
 fn ranges_that_are_compacted_apart_are_the_logs_together() {
     for seed in 1..=10u64 {
-        let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let random = &mut SimRng::new(seed);
         let home = tempfile::tempdir().unwrap();
         let changelog = Changelog::open(options(home.path())).unwrap();
         let mut logs = Logs::new(&changelog);
@@ -133,17 +119,17 @@ fn ranges_that_are_compacted_apart_are_the_logs_together() {
             }
             // Each range by a compactor of its own, but for those that are left as they are.
             let left = random.below(4);
-            let cut = random.cut();
+            let ranges = cut(random);
             let mut parts: Vec<_> = std::thread::scope(|scope| {
                 let (home, handles) = (home.path(), &handles);
                 let part =
                     |(at, range)| scope.spawn(move || part_of(home, handles, range, at as u64 != left));
-                let parts: Vec<_> = cut.iter().copied().enumerate().map(part).collect();
+                let parts: Vec<_> = ranges.iter().copied().enumerate().map(part).collect();
                 parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
             });
-            random.shuffle(&mut parts);
+            shuffle(random, &mut parts);
             handles = parts;
-            let readers: Vec<_> = [ALL].into_iter().chain(cut).chain(random.cut()).collect();
+            let readers: Vec<_> = [ALL].into_iter().chain(ranges).chain(cut(random)).collect();
             logs.check(&Restore::open(&handles).unwrap(), &readers);
             logs.check(&changelog.restore(&handles).unwrap(), &readers);
             handles.iter().for_each(|handle| {
@@ -198,7 +184,7 @@ fn a_range_that_is_missing_or_there_twice_is_named() {
     let home = tempfile::tempdir().unwrap();
     let changelog = Changelog::open(options(home.path())).unwrap();
     let mut logs = Logs::new(&changelog);
-    let random = &mut Random(7);
+    let random = &mut SimRng::new(7);
     let old: Vec<_> = (0..3).flat_map(|_| logs.checkpoint(random, 100)).collect();
     let thirds = [range(0, 5), range(6, 9), range(10, 15)];
     let [first, second, third] = thirds.map(|range| part_of(home.path(), &old, range, true));
@@ -281,7 +267,7 @@ fn a_reader_of_a_range_reads_the_objects_of_that_range() {
     let home = tempfile::tempdir().unwrap();
     let changelog = Changelog::open(options(home.path())).unwrap();
     let mut logs = Logs::new(&changelog);
-    let random = &mut Random(11);
+    let random = &mut SimRng::new(11);
     let old: Vec<_> = (0..4).flat_map(|_| logs.checkpoint(random, 200)).collect();
     let halves = [range(0, 7), range(8, 15)].map(|range| part_of(home.path(), &old, range, true));
     let objects: BTreeSet<_> = halves[0].iter().flat_map(ChangelogHandle::objects).collect();

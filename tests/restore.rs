@@ -9,35 +9,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{eventually, options};
+use common::{eventually, options, range};
 use tidelog::{
     Change, Changelog, ChangelogHandle, ChangelogReader, ChangelogWriter, Extent, HandlesError, KeyGroup,
     KeyGroupRange, LogId, Options, ReadError, ReadStats, Restore, SequenceNumber,
 };
+use tidelog_io::sim::SimRng;
 
 const ZERO: SequenceNumber = SequenceNumber::ZERO;
 const KEY_GROUPS: u16 = 96;
-
-fn range(first: u16, last: u16) -> KeyGroupRange {
-    KeyGroupRange::new(first, last).unwrap()
-}
 
 /// Cuts all key groups into `parts` ranges.
 fn cut(parts: u16) -> Vec<KeyGroupRange> {
     let at = |part: u16| part * KEY_GROUPS / parts;
     (0..parts).map(|part| range(at(part), at(part + 1) - 1)).collect()
-}
-
-/// Numbers that look random.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % end
-    }
 }
 
 /// What was appended: for each log in the order of creation, each change with its key group.
@@ -56,18 +41,19 @@ impl Model {
         writer
     }
 
-    fn append(&mut self, writer: &mut ChangelogWriter, random: &mut Random) {
+    fn append(&mut self, writer: &mut ChangelogWriter, random: &mut SimRng) {
         let groups = writer.key_groups();
         // Some are longer than a block.
         let len = if random.below(100) == 0 { random.below(600_000) } else { random.below(300) };
-        let value: Vec<u8> = (0..len).map(|at| (at * 7 + random.0) as u8).collect();
+        let salt = random.below(251);
+        let value: Vec<u8> = (0..len).map(|at| (at * 7 + salt) as u8).collect();
         let group = match random.below(40) {
             0 => {
                 writer.append_metadata(&value).unwrap();
                 None
             }
-            drawn => {
-                let group = groups.first().0 + (drawn * 31 + random.0 % 17) as u16 % groups.len() as u16;
+            _ => {
+                let group = groups.first().0 + random.below(groups.len() as u64) as u16;
                 writer.append(KeyGroup(group), &value).unwrap();
                 Some(group)
             }
@@ -103,7 +89,7 @@ fn all(reader: &mut ChangelogReader) -> Vec<Change> {
 
 /// Several handles of several writers, one after another, and what they stand for.
 fn written(changelog: &Changelog, writers: u16, checkpoints: usize) -> (Model, Vec<ChangelogHandle>) {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15 + u64::from(writers));
+    let mut random = SimRng::new(u64::from(writers));
     let mut model = Model::default();
     let mut open: Vec<ChangelogWriter> =
         cut(writers).into_iter().map(|groups| model.writer(changelog, groups)).collect();
@@ -262,7 +248,7 @@ fn what_several_handles_have_in_an_object_is_fetched_once() {
     let changelog = Changelog::open(small(home.path()).batch_delay(Duration::from_millis(300))).unwrap();
     let mut model = Model::default();
     let mut writer = model.writer(&changelog, range(0, KEY_GROUPS - 1));
-    let mut random = Random(0x1234_5678_9abc_def1);
+    let mut random = SimRng::new(1);
     let persists = Vec::from_iter((0..20).map(|_| {
         let from = writer.next_sequence_number();
         (0..100).for_each(|_| model.append(&mut writer, &mut random));

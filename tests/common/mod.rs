@@ -12,6 +12,10 @@ pub fn options(dir: &Path) -> Options {
     Options::new(bucket, dir.join("local")).segment_bytes(2 << 20).local_bytes(16 << 20)
 }
 
+pub fn range(first: u16, last: u16) -> KeyGroupRange {
+    KeyGroupRange::new(first, last).expect("the first is not behind the last")
+}
+
 pub fn open(dir: &Path) -> Changelog {
     Changelog::open(options(dir)).expect("the directory is fine")
 }
