@@ -263,3 +263,72 @@ pub(super) fn cover(objects: &[Arc<ObjectSource>], range: &Range<SequenceNumber>
     }
     due >= range.end
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+    use crate::part::{self, Compression, PartId, Run};
+    use crate::piece::Piece;
+    use crate::tail::Tail;
+    use crate::types::KeyGroup;
+    use crate::varint;
+
+    /// The object is a file of holes but for what a reader of one key group needs.
+    #[test]
+    fn changes_beyond_4_gib_of_an_object_are_read_from_where_they_are() {
+        const LOG: LogId = LogId(7);
+        const TOKEN: u64 = 0x5f;
+        const OTHER_GROUP_BYTES: u64 = (1 << 30) + 5;
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("orders")).unwrap();
+        let name = "orders/00000000-000000000000005f";
+        let file = File::create_new(dir.path().join(name)).unwrap();
+        let mut tail = Tail::new(TOKEN);
+        let value = |part: u64| format!("of part {part}").into_bytes();
+        for index in 0..6 {
+            // Key group 0 has nine of ten changes, key group 1 the last one.
+            let id = PartId { token: TOKEN, index: index as u32 };
+            let mut changeset = vec![0; part::CHECKSUM_BYTES];
+            for number in [1, 10 * index + 9, value(index).len() as u64] {
+                varint::put(&mut changeset, number);
+            }
+            changeset.extend(value(index));
+            part::seal_changeset(&mut changeset, id, LOG, 2);
+            let lens = [(1, OTHER_GROUP_BYTES), (2, changeset.len() as u64)];
+            let mut directory = Vec::new();
+            part::put_directory(&mut directory, id, LOG, lens.into_iter());
+            file.write_all_at(&changeset, tail.footer().parts_len() + OTHER_GROUP_BYTES).unwrap();
+            let run = Run {
+                log: LOG,
+                first: SequenceNumber(10 * index),
+                end: SequenceNumber(10 * index + 10),
+                offset: 0,
+                directory_len: directory.len() as u32,
+                len: OTHER_GROUP_BYTES + changeset.len() as u64,
+            };
+            tail.push(Compression::None, vec![run], &directory);
+        }
+        let parts_len = tail.footer().parts_len();
+        assert!(parts_len > 6 << 30);
+        let (bytes, footer) = tail.encode();
+        file.write_all_at(&bytes, parts_len).unwrap();
+        let bucket = format!("file://{}", dir.path().display()).into();
+        let pieces = vec![Piece { bucket, object: name.into(), offset: 0, bytes: footer.end }];
+        let (first, end) = (SequenceNumber(0), SequenceNumber(60));
+        let extent = Extent { pieces, footer, token: TOKEN, first, end };
+        let groups = KeyGroupRange::new(0, 1).unwrap();
+        let handle = ChangelogHandle::new(LOG, "orders", groups, first, end, vec![extent]).unwrap();
+
+        let reader = Restore::open(&[handle]).unwrap().reader(KeyGroupRange::new(1, 1).unwrap()).unwrap();
+        let read: Vec<_> = reader.map(|change| change.unwrap()).collect();
+        assert_eq!(read.len(), 6);
+        for (index, change) in (0..).zip(read) {
+            assert_eq!(change.number, SequenceNumber(10 * index + 9));
+            assert_eq!(change.key_group, Some(KeyGroup(1)));
+            assert_eq!(change.value, value(index));
+        }
+    }
+}
