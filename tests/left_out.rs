@@ -12,8 +12,9 @@ use tidelog::{Changelog, ChangelogHandle, KeyGroup, KeyGroupRange, Options, Regi
 const ZERO: SequenceNumber = SequenceNumber::ZERO;
 const WAIT: Duration = Duration::from_secs(20);
 
+/// A persist waits for that of the other log, however slow the machine is.
 fn both(dir: &Path) -> Options {
-    options(dir).add_directory(dir.join("second"))
+    options(dir).add_directory(dir.join("second")).batch_delay(WAIT)
 }
 
 fn open(options: Options) -> Changelog {
