@@ -28,7 +28,7 @@ enum Store {
 
 impl Memory {
     /// Memory for so many bytes.
-    pub(super) fn new(len: usize) -> Memory {
+    pub(crate) fn new(len: usize) -> Memory {
         let capacity = len.next_multiple_of(STEP_BYTES);
         // The system zeroes it, not a loop. Where it refuses a mapping, memory of the heap serves.
         let pages = if len < HUGE_BYTES { None } else { AlignedBuf::alone(capacity).ok() };
@@ -37,8 +37,13 @@ impl Memory {
     }
 
     /// How many bytes it has room for.
-    pub(super) fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.whole().len()
+    }
+
+    /// Whether it is a mapping of its own, which the system makes anew each time.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self.store, Store::Pages(_))
     }
 
     /// Makes it as long as said. What is in it does not change, and is not looked at.

@@ -79,7 +79,7 @@ impl Uploader {
         };
         let index = self.object.as_ref().map_or(0, |object| object.tail.footer().parts().len() as u32);
         let compression = self.parts.options.compression;
-        if let Some(memory) = self.buffers.take() {
+        if let Some(memory) = self.buffers.take(blocks.iter().map(|block| block.len).sum()) {
             self.assembler.reuse(memory);
         }
         let queue = &self.parts.queue;
