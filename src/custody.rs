@@ -328,7 +328,9 @@ impl Custody {
         self.count_again(before, [object]);
     }
 
-    /// Records that `object` is complete, with those of the `ranges` whose logs still exist.
+    /// Records that `object` is complete, with those of the `ranges` whose logs still exist. `detached` says that it is one of
+    /// directories out of service. Whether `device` has it as it should: not if it went out of service meanwhile, and the
+    /// object is of others; then its changes are not in it.
     ///
     /// # Errors
     /// What the file system says; the object must not be relied on then.
@@ -337,24 +339,31 @@ impl Custody {
         device: usize,
         object: &CompletedObject,
         ranges: &[LogRange],
-    ) -> std::io::Result<()> {
+        detached: bool,
+    ) -> std::io::Result<bool> {
         let ledger = &self.holdings[device].ledger;
         let ranges: Vec<LogRange> = ledger.read(|state| {
             ranges.iter().filter(|range| state.logs().contains_key(&range.log)).copied().collect()
         });
-        let upload_is_here = ledger.read(|state| state.uploads().contains_key(&object.object));
-        if ranges.is_empty() && !upload_is_here {
-            return Ok(());
+        if ranges.is_empty() && !self.has_upload(device, &object.object) {
+            return Ok(true);
         }
         let name = object.object.as_str();
         let before = self.owned([name]);
         let records = ManifestRecord::completed(CompletedObject { ranges, ..object.clone() });
         let index = &self.holdings[device].index;
-        let recorded = ledger.record_and(records, |state| newly_settled(index, object.blocks_end, state));
+        let ledger = &self.holdings[device].ledger;
+        let recorded =
+            ledger.complete(records, detached, |state| newly_settled(index, object.blocks_end, state));
         self.count_again(before, [name]);
         // Meanwhile all of it may have been truncated.
         self.freed.insert(name.to_owned());
         recorded
+    }
+
+    /// Whether the upload of an object was recorded by `device`.
+    pub fn has_upload(&self, device: usize, object: &str) -> bool {
+        self.holdings[device].ledger.read(|state| state.uploads().contains_key(object))
     }
 
     /// Whether what was recorded is durable on every device, after another attempt where it was not.

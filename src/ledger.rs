@@ -139,56 +139,29 @@ impl Ledger {
     /// # Panics
     /// If a record contradicts the state: a bug, and better loud than on disk.
     pub fn record(&self, records: Vec<ManifestRecord>) -> io::Result<()> {
-        self.record_and(records, |_| None)
+        lock(&self.inner).record(records, |_| None)
     }
 
-    /// As [`record`](Self::record), with what `follows` from the state that they lead to.
+    /// Records an object that is complete, with what `follows` from the state that this leads to. `detached` says that it is
+    /// one of directories out of service. Of one that is not, nothing is recorded once this directory went out of service:
+    /// the file would not know it, and whoever does may delete it. Whether it was recorded.
     ///
     /// # Errors
     /// As [`record`](Self::record).
     ///
     /// # Panics
     /// As [`record`](Self::record).
-    pub fn record_and(
+    pub fn complete(
         &self,
         records: Vec<ManifestRecord>,
+        detached: bool,
         follows: impl FnOnce(&ManifestState) -> Option<ManifestRecord>,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let mut inner = lock(&self.inner);
-        let mut encoded = std::mem::take(&mut inner.noted);
-        for record in records {
-            encoded.push(record.encode());
-            match (&record, &inner.detached) {
-                (ManifestRecord::ObjectCompleted(object), None) => {
-                    inner.unwritten.insert(object.object.clone());
-                }
-                (ManifestRecord::HolderReleased { holder }, None) => {
-                    inner.unforgotten.insert(holder.clone());
-                }
-                _ => {}
-            }
-            inner.apply(record);
+        if inner.detached.is_some() && !detached {
+            return Ok(false);
         }
-        if let Some(record) = follows(&inner.state) {
-            encoded.push(record.encode());
-            inner.apply(record);
-        }
-        if inner.detached.is_some() {
-            return Ok(());
-        }
-        let doubled = inner.manifest.len_bytes() > 2 * inner.rewritten_bytes + GROWTH_BYTES;
-        if inner.broken || doubled || inner.manifest.is_poisoned() {
-            return inner.rewrite();
-        }
-        let slices: Vec<&[u8]> = encoded.iter().map(Vec::as_slice).collect();
-        if let Err(error) = inner.manifest.append(&slices) {
-            tracing::warn!(%error, "the manifest could not be appended to; writing it anew");
-            metrics::counter!("tidelog_manifest_failures_total").increment(1);
-            inner.broken = true;
-            return inner.rewrite();
-        }
-        inner.written();
-        Ok(())
+        inner.record(records, follows).map(|()| true)
     }
 
     /// Adds a record that may be lost in a crash: it becomes durable with the next one that must not.
@@ -354,6 +327,47 @@ impl Inner {
         if let Err(error) = self.state.apply(record) {
             panic!("the manifest was to record an impossible thing: {error}");
         }
+    }
+
+    fn record(
+        &mut self,
+        records: Vec<ManifestRecord>,
+        follows: impl FnOnce(&ManifestState) -> Option<ManifestRecord>,
+    ) -> io::Result<()> {
+        let mut encoded = std::mem::take(&mut self.noted);
+        for record in records {
+            encoded.push(record.encode());
+            match (&record, &self.detached) {
+                (ManifestRecord::ObjectCompleted(object), None) => {
+                    self.unwritten.insert(object.object.clone());
+                }
+                (ManifestRecord::HolderReleased { holder }, None) => {
+                    self.unforgotten.insert(holder.clone());
+                }
+                _ => {}
+            }
+            self.apply(record);
+        }
+        if let Some(record) = follows(&self.state) {
+            encoded.push(record.encode());
+            self.apply(record);
+        }
+        if self.detached.is_some() {
+            return Ok(());
+        }
+        let doubled = self.manifest.len_bytes() > 2 * self.rewritten_bytes + GROWTH_BYTES;
+        if self.broken || doubled || self.manifest.is_poisoned() {
+            return self.rewrite();
+        }
+        let slices: Vec<&[u8]> = encoded.iter().map(Vec::as_slice).collect();
+        if let Err(error) = self.manifest.append(&slices) {
+            tracing::warn!(%error, "the manifest could not be appended to; writing it anew");
+            metrics::counter!("tidelog_manifest_failures_total").increment(1);
+            self.broken = true;
+            return self.rewrite();
+        }
+        self.written();
+        Ok(())
     }
 
     fn rewrite(&mut self) -> io::Result<()> {

@@ -51,11 +51,11 @@ fn custody_beside(others: &[u64]) -> Custody {
 
 /// The object with the first ten changes of the log is complete.
 fn complete(custody: &mut Custody) {
-    complete_beside(custody, &[]);
+    assert!(complete_beside(custody, &[]));
 }
 
-/// As well, with changes of other directories.
-fn complete_beside(custody: &mut Custody, others: &[u64]) {
+/// As well, with changes of other directories. Whether it was recorded.
+fn complete_beside(custody: &mut Custody, others: &[u64]) -> bool {
     let piece = Piece { bucket: "memory://".into(), object: OBJECT.to_owned(), offset: 0, bytes: 100 };
     let object = CompletedObject {
         object: OBJECT.to_owned(),
@@ -67,7 +67,7 @@ fn complete_beside(custody: &mut Custody, others: &[u64]) {
         others: others.to_vec(),
     };
     let range = LogRange { log: LOG, first: SequenceNumber(0), end: SequenceNumber(10) };
-    custody.complete(0, &object, &[range]).unwrap();
+    custody.complete(0, &object, &[range], false).unwrap()
 }
 
 fn offered(custody: &mut Custody) -> Vec<String> {
@@ -126,11 +126,29 @@ fn an_upload_beside_a_directory_that_is_not_open_is_left_alone() {
 #[test]
 fn an_object_is_let_go_of_once_its_upload_is_settled() {
     let mut custody = custody();
-    complete_beside(&mut custody, &[6]);
+    assert!(complete_beside(&mut custody, &[6]));
     custody.truncate(0, LOG, SequenceNumber(10));
     let is_known =
         |custody: &Custody| custody.holdings[0].ledger.read(|state| state.objects().contains_key(OBJECT));
     assert_eq!((offered(&mut custody), is_known(&custody)), (Vec::new(), true));
     custody.settled(OBJECT);
     assert_eq!((offered(&mut custody), is_known(&custody)), (Vec::new(), false));
+}
+
+/// The file of the one that goes out of service would not know it, and others, which do, may delete it.
+#[test]
+fn an_object_of_directories_in_service_is_not_recorded_by_one_that_went_out_of_it() {
+    let mut custody = custody();
+    custody.holdings[0].ledger.detach();
+    assert!(!complete_beside(&mut custody, &[6]));
+    let request = Request {
+        log: LOG,
+        device: 0,
+        from: SequenceNumber(0),
+        to: SequenceNumber(10),
+        asked_at: Instant::now(),
+        end: None,
+    };
+    let ledger = &custody.holdings[0].ledger;
+    assert!(!ledger.covers(&request) && ledger.handle(&request).is_err(), "its changes are in no object");
 }

@@ -281,10 +281,7 @@ impl Uploader {
         let object = finishing.name.clone();
         let exists = outcome.is_ok();
         let failure = match outcome {
-            Ok(_) if self.is_doomed(&finishing) => {
-                let source = Arc::new(io::Error::other("the local directory went out of service meanwhile"));
-                Failure::passing(PersistError::Manifest { object, source })
-            }
+            Ok(_) if self.is_doomed(&finishing) => out_of_service(object),
             Ok(placement) if placement.bytes != finishing.object_bytes => {
                 let (bytes, expected) = (placement.bytes, finishing.object_bytes);
                 let what = format!("object {object} has {bytes} bytes instead of {expected}");
@@ -328,12 +325,16 @@ impl Uploader {
     }
 
     /// Records a proven object, and answers who waited for it.
+    ///
+    /// A directory may go out of service meanwhile. Its changes go into the next object, as if they were not in this one: its
+    /// file will not say so, and who only knows of the others' changes may delete it.
     fn commit(&mut self, finishing: Finishing, pieces: Vec<Piece>, now: Instant) {
         let Finishing {
             number,
             cut,
             name,
             token,
+            detached,
             parts,
             object_bytes,
             footer_range,
@@ -342,8 +343,12 @@ impl Uploader {
             started_at,
             ..
         } = finishing;
-        self.failures = 0;
-        for device in 0..self.parts.queue.devices() {
+        let custody = &self.parts.custody;
+        let mut devices: Vec<usize> = (0..self.parts.queue.devices()).collect();
+        // First who began the upload: without its record the object is removed at the next open.
+        devices.sort_by_key(|device| !custody.has_upload(*device, &name));
+        let mut lost = Vec::new();
+        for (index, device) in devices.into_iter().enumerate() {
             let own: Vec<LogRange> = ranges
                 .values()
                 .filter(|(at, _)| *at == device)
@@ -362,13 +367,26 @@ impl Uploader {
                     .custody
                     .others(device, |other| ranges.values().any(|(at, _)| *at == other)),
             };
-            if let Err(error) = self.parts.custody.complete(device, &object, &own) {
+            match self.parts.custody.complete(device, &object, &own, detached) {
+                Ok(true) => {}
+                Ok(false) if index == 0 => {
+                    self.unwanted.insert(name.clone());
+                    return self.fail(blocks, cut.requests, out_of_service(name), now);
+                }
+                Ok(false) => lost.push(device),
                 // The ledger knows the object, and makes that durable with its next record: it is neither lost nor sent
                 // again. But until then no handle of this directory may name it, and its blocks stay.
-                tracing::warn!(%error, object = name, "a complete object could not be recorded");
-                self.retry_at = Some(now + RETRY_DELAY_MAX);
+                Err(error) => {
+                    tracing::warn!(%error, object = name, "a complete object could not be recorded");
+                    self.retry_at = Some(now + RETRY_DELAY_MAX);
+                }
             }
         }
+        self.failures = 0;
+        let (lost_blocks, blocks): (Vec<LocalBlock>, Vec<LocalBlock>) =
+            blocks.into_iter().partition(|block| lost.contains(&block.device));
+        let (lost_requests, requests): (Vec<_>, Vec<_>) =
+            cut.requests.into_iter().partition(|(_, request)| lost.contains(&request.device));
         blocks.iter().for_each(|block| self.unrecorded[block.device] = true);
         // What fails is tried again.
         let _ = self.settle_recorded();
@@ -376,8 +394,12 @@ impl Uploader {
         metrics::histogram!("tidelog_object_finish_seconds")
             .record(now.duration_since(started_at).as_secs_f64());
         tracing::debug!(object = name, bytes = object_bytes, parts, pieces = pieces.len(), "object complete");
-        self.sent(cut.requests, number);
-        self.answer_sent(now);
+        self.sent(requests, number);
+        if lost.is_empty() {
+            self.answer_sent(now);
+        } else {
+            self.fail(lost_blocks, lost_requests, out_of_service(name), now);
+        }
     }
 
     /// The open object failed: its blocks wait for the next one, and so does who waits for it.
@@ -490,6 +512,11 @@ impl Failure {
         };
         Failure { error: PersistError::Upload { object, source: Arc::new(source) }, permanent }
     }
+}
+
+fn out_of_service(object: String) -> Failure {
+    let source = Arc::new(io::Error::other("the local directory went out of service meanwhile"));
+    Failure::passing(PersistError::Manifest { object, source })
 }
 
 fn len_of(slices: &[Bytes]) -> u64 {
