@@ -3,7 +3,7 @@
 //! When a request counts as late is decided in [`hedge`](crate::hedge); here only what it says about its bucket.
 //!
 //! Invariants:
-//! 1. A bucket that is open takes no data; only a canary that came through closes it.
+//! 1. A bucket that is open takes no data that another one can take; only a canary that came through closes it.
 //! 2. There is always a home: with every bucket avoided or open, the least bad one.
 //! 3. What is heard of other nodes leaves one bucket to take data at least, and closes another one until the first canary.
 #![forbid(unsafe_code)]

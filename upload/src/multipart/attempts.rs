@@ -292,48 +292,36 @@ impl ObjectMachine {
 
     /// Takes units away from a bucket that opened or refused for good.
     pub(super) fn leave_bad_bucket(&mut self, at: usize, cx: &mut Context) {
-        let move_after = cx.policy.options().hedging.move_after;
         let bucket = self.uploads[at].bucket;
         let excluded = self.excluded.contains(&bucket);
         if !excluded && !self.is_open(bucket, cx) {
             return;
         }
-        if !self.uploads[at].takes_side_objects() {
-            if excluded && self.uploads[at].state != State::Abandoned {
-                self.replace(at, cx);
-            }
-            return;
+        let gaps = self.uploads[at].takes_side_objects();
+        if excluded && !gaps {
+            return self.replace(at, cx);
         }
         let mut not = self.excluded.clone();
         not.push(bucket);
-        if cx.policy.alternate(&not, cx.now).is_none() {
+        let opening = self.uploads[at].state == State::Opening;
+        let somewhere = if gaps && !opening {
+            cx.policy.alternate(&not, cx.now).is_some()
+        } else {
+            // It leaves as a whole, or not at all.
+            self.has_bytes(at) && self.upload_bucket(at, cx).is_some()
+        };
+        if !somewhere {
             return;
         }
-        if self.uploads[at].state == State::Opening {
-            if self.upload_bucket(at, cx).is_some() {
+        if opening {
+            return self.replace(at, cx);
+        }
+        let leaving = self.leaving(at, cx);
+        if !gaps {
+            if !leaving.is_empty() {
                 self.replace(at, cx);
             }
             return;
-        }
-        let mut leaving = Vec::new();
-        for index in self.uploads[at].resolved..self.uploads[at].slots.len() {
-            let slot = &self.uploads[at].slots[index];
-            if slot.moved || slot.is_resolved() {
-                continue;
-            }
-            if slot.state == SlotState::Flying {
-                let bytes = self.units[slot.unit].bytes;
-                let old = cx.policy.expected(bucket, Work::Data(bytes)).mul_f64(move_after);
-                let here = self.flying(slot.unit).find(|attempt| attempt.bucket == bucket);
-                let elsewhere = self.flying(slot.unit).any(|attempt| attempt.bucket != bucket);
-                let Some(started) = here.map(|attempt| attempt.started).filter(|_| !elsewhere) else {
-                    continue;
-                };
-                if self.waits(Some(started + old), cx) {
-                    continue;
-                }
-            }
-            leaving.push(index);
         }
         let target = self.move_target(at, leaving.len(), &not, cx);
         for index in leaving {
@@ -365,6 +353,34 @@ impl ObjectMachine {
                 }
             }
         }
+    }
+
+    /// What would still be sent to an upload's bucket, and what has been on its way there, and nowhere else, for so long that
+    /// it had better be elsewhere.
+    fn leaving(&mut self, at: usize, cx: &Context) -> Vec<usize> {
+        let bucket = self.uploads[at].bucket;
+        let move_after = cx.policy.options().hedging.move_after;
+        let mut leaving = Vec::new();
+        for index in self.uploads[at].resolved..self.uploads[at].slots.len() {
+            let slot = &self.uploads[at].slots[index];
+            if slot.moved || slot.is_resolved() {
+                continue;
+            }
+            if slot.state == SlotState::Flying {
+                let bytes = self.units[slot.unit].bytes;
+                let old = cx.policy.expected(bucket, Work::Data(bytes)).mul_f64(move_after);
+                let here = self.flying(slot.unit).find(|attempt| attempt.bucket == bucket);
+                let elsewhere = self.flying(slot.unit).any(|attempt| attempt.bucket != bucket);
+                let Some(started) = here.map(|attempt| attempt.started).filter(|_| !elsewhere) else {
+                    continue;
+                };
+                if self.waits(Some(started + old), cx) {
+                    continue;
+                }
+            }
+            leaving.push(index);
+        }
+        leaving
     }
 
     /// The upload that takes the units of one whose bucket went bad: one already begun, or a new one if it is worth it.

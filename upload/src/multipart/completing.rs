@@ -85,13 +85,14 @@ impl ObjectMachine {
 
     /// Whether another upload of the same units can be begun: their bytes are still here, and there is where to.
     pub(super) fn can_be_sent_again(&mut self, at: usize, cx: &mut Context) -> bool {
-        let upload = &self.uploads[at];
-        let opening = upload.state == State::Opening;
-        let here = upload
-            .slots
-            .iter()
-            .all(|slot| slot.state == SlotState::Elsewhere || !self.units[slot.unit].released);
-        here && (opening || self.last) && self.upload_bucket(at, cx).is_some()
+        let opening = self.uploads[at].state == State::Opening;
+        self.has_bytes(at) && (opening || self.last) && self.upload_bucket(at, cx).is_some()
+    }
+
+    /// Whether all bytes of an upload are still here.
+    pub(super) fn has_bytes(&self, at: usize) -> bool {
+        let mut slots = self.uploads[at].slots.iter();
+        slots.all(|slot| slot.state == SlotState::Elsewhere || !self.units[slot.unit].released)
     }
 
     /// Another bucket that takes uploads.
@@ -145,15 +146,16 @@ impl ObjectMachine {
             return;
         }
         let group = self.uploads[at].group;
-        let lost = self.uploads[at]
-            .slots
-            .iter()
-            .any(|slot| slot.state != SlotState::Elsewhere && self.units[slot.unit].released);
+        let lost = !self.has_bytes(at);
         self.abandon(at, cx);
         let heir = self.uploads.iter().position(|u| u.group == group && u.state != State::Abandoned);
         if let Some(heir) = heir {
             if self.uploads[self.current].group == group {
                 self.current = heir;
+            }
+            // Where this one was its race, there may be another.
+            if let Some(grant) = self.uploads[heir].raced.take() {
+                cx.policy.give_back(grant);
             }
             return self.release_stored(cx);
         }

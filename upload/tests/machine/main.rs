@@ -2,5 +2,6 @@
 
 mod completing;
 mod harness;
+mod leaving;
 mod racing;
 mod random;

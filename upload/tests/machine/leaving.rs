@@ -1,0 +1,110 @@
+//! Buckets that an object leaves, when it may not, and what it can do where it has to stay.
+
+use std::time::Duration;
+
+use tidelog_upload::UploadOptions;
+use tidelog_upload::bucket::{Breaker, BucketHealth, BucketIndex, Health};
+use tidelog_upload::multipart::{AttemptId, Event, Request};
+use tidelog_upload::store::StoreErrorKind;
+
+use crate::harness::*;
+
+const CHUNK: u64 = 8 << 20;
+const SECOND: Duration = Duration::from_secs(1);
+/// Later than D of a chunk at the start: 2 × (75 ms + 8 MiB / 65 MB/s) = 408 ms.
+const LATE: Duration = Duration::from_millis(410);
+
+/// The bucket opens, as other nodes tell.
+fn open(h: &mut Harness, bucket: BucketIndex) {
+    let mut health = Health { buckets: vec![BucketHealth::default(); bucket.0 + 1] };
+    health.buckets[bucket.0].bad = 9.0;
+    h.policy.merge(&[health], h.now);
+    assert_eq!(h.policy.breaker(bucket, h.now), Breaker::Open);
+}
+
+/// Whatever is in flight in this bucket fails.
+fn fail_all(h: &mut Harness, bucket: BucketIndex, kind: &StoreErrorKind) {
+    for attempt in h.find(|f| f.bucket == bucket) {
+        if h.in_flight.contains_key(&attempt) {
+            h.err(attempt, kind.clone());
+        }
+    }
+}
+
+fn part_of(h: &Harness, chunk: u32) -> AttemptId {
+    h.only(|f| matches!(f.request, Request::Part { chunk: c, .. } if c == chunk))
+}
+
+#[test]
+fn an_upload_without_gaps_leaves_a_bucket_that_refuses_at_once_for_one_that_takes_data() {
+    for row in [dense(), sequential()] {
+        for kind in [StoreErrorKind::Throttled, StoreErrorKind::Unreachable] {
+            let mut h = Harness::new(&vec![row.clone(); 3], UploadOptions::default(), 3);
+            h.object(&[CHUNK, CHUNK, 1000]);
+            let home = h.created();
+            let start = h.now;
+            while h.finished.is_none() {
+                assert!(h.now - start < 2 * SECOND, "{kind:?}: {:#?}", h.in_flight);
+                fail_all(&mut h, home, &kind);
+                h.all_ok(|f| f.bucket != home);
+                h.pass(Duration::from_millis(5));
+            }
+            assert!(h.placement().pieces.iter().all(|piece| piece.bucket != home));
+        }
+    }
+}
+
+#[test]
+fn parts_without_gaps_that_are_young_stay_in_a_bucket_that_opens_and_old_ones_leave_it() {
+    let mut h = Harness::new(&[dense(), dense()], UploadOptions::default(), 3);
+    h.event(Event::Chunk { bytes: CHUNK, last: false });
+    let home = h.created();
+    h.event(Event::Chunk { bytes: 1000, last: true });
+    h.all_ok(|f| matches!(f.request, Request::Part { chunk: 1, .. }));
+    open(&mut h, home);
+    // 0.7 × 204 ms.
+    h.pass(Duration::from_millis(140));
+    h.only(is_part);
+    assert_eq!(h.in_flight.len(), 1);
+    h.pass(Duration::from_millis(5));
+    assert_eq!(h.cancelled.len(), 1);
+    assert_ne!(h.created(), home);
+    h.all_ok(is_part);
+    h.all_ok(is_complete);
+    assert_eq!(h.placement().pieces.len(), 1);
+}
+
+#[test]
+fn a_race_whose_bucket_opens_is_given_up_and_there_may_be_another() {
+    let mut h = Harness::new(&vec![dense(); 3], UploadOptions::default(), 3);
+    h.object(&[CHUNK, 1000]);
+    let home = h.created();
+    h.pass(LATE);
+    let race = h.only(|f| f.request == Request::Create);
+    let other = h.in_flight[&race].bucket;
+    open(&mut h, other);
+    h.pass(9 * SECOND);
+    let third = h.only(|f| f.request == Request::Create && f.bucket != other);
+    assert_ne!(h.in_flight[&third].bucket, home);
+}
+
+#[test]
+fn an_upload_without_gaps_whose_bytes_are_gone_stays_and_is_over_when_its_bucket_is_well() {
+    let mut options = UploadOptions::default();
+    options.retain_bytes_max = CHUNK;
+    let mut h = Harness::new(&[dense(), dense()], options, 3);
+    h.object(&[CHUNK, CHUNK, 1000]);
+    let home = h.created();
+    let first = part_of(&h, 0);
+    h.ok(first);
+    assert_eq!(h.released.len(), 1);
+    for _ in 0..4 {
+        fail_all(&mut h, home, &StoreErrorKind::Throttled);
+        h.pass(SECOND);
+    }
+    assert_eq!(h.policy.breaker(home, h.now), Breaker::Open);
+    h.all_ok(is_part);
+    h.all_ok(is_complete);
+    assert_eq!(h.placement().pieces.len(), 1);
+    assert_eq!(h.placement().pieces[0].bucket, home);
+}
