@@ -88,9 +88,11 @@ struct Class {
     data: Expected,
     control: Expected,
     ln_complete: [f64; COMPLETE_CLASSES],
-    /// Time limits are multiplied by this: it doubles with each one that was hit, so that a store that is slower than
-    /// anything expected is not given up for ever.
+    /// Time limits are multiplied by this: it doubles when one is hit, so that a store that is slower than anything expected
+    /// is not given up for ever.
     patience: f64,
+    /// When it doubled last. Requests that had begun by then had less time than the next ones will have.
+    doubled_at: Option<Instant>,
 }
 
 /// The median time of a request, and how much longer the slowest may take.
@@ -131,6 +133,7 @@ impl Policy {
             control: expected(hedging.control_start),
             ln_complete: [hedging.complete_delay_start.as_secs_f64().max(1e-6).ln(); COMPLETE_CLASSES],
             patience: 1.0,
+            doubled_at: None,
         };
         let same_as = |bucket: &Bucket| buckets.iter().position(|b| b.capabilities == bucket.capabilities);
         let class_of: Vec<_> = buckets.iter().map(|bucket| same_as(bucket).unwrap_or(0)).collect();
@@ -299,10 +302,13 @@ impl Policy {
         }
     }
 
-    /// A request hit its time limit.
-    pub(crate) fn learn_timeout(&mut self, bucket: BucketIndex) {
+    /// A request that began at `started` hit its time limit. Those that stall together are one stall.
+    pub(crate) fn learn_timeout(&mut self, bucket: BucketIndex, started: Instant, now: Instant) {
         let class = self.class_mut(bucket);
-        class.patience = (class.patience * 2.0).min(64.0);
+        if class.doubled_at.is_none_or(|doubled_at| started >= doubled_at) {
+            class.patience = (class.patience * 2.0).min(64.0);
+            class.doubled_at = Some(now);
+        }
     }
 
     /// A first attempt to send a part begins.

@@ -448,6 +448,12 @@ impl ObjectMachine {
         if attempt.garbage.is_some() {
             return self.cleared(attempt, outcome, cx);
         }
+        if let Err(error) = &outcome
+            && let StoreErrorKind::TimedOut(_) = error.kind()
+            && !attempt.cancelled
+        {
+            cx.policy.learn_timeout(attempt.bucket, attempt.started, cx.now);
+        }
         match attempt.request {
             Request::Put { .. } | Request::Part { .. } => self.data_ended(id, attempt, outcome, cx),
             _ => self.control_ended(id, attempt, outcome, cx),

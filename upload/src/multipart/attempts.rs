@@ -604,10 +604,6 @@ impl ObjectMachine {
             | StoreErrorKind::InProgress
             | StoreErrorKind::NotFound
             | StoreErrorKind::Exists => return false,
-            StoreErrorKind::TimedOut(_) => {
-                cx.policy.learn_timeout(bucket);
-                Verdict::Failed
-            }
             _ => Verdict::Failed,
         };
         cx.policy.judge(bucket, verdict, cx.now);

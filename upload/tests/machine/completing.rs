@@ -474,3 +474,32 @@ fn time_limits_follow_size_and_patience_grows_where_they_are_hit() {
         last = limit;
     }
 }
+
+#[test]
+fn parts_that_hit_their_limit_together_double_it_once_and_the_next_ones_again() {
+    let mut options = hedging_off();
+    options.connections = Some(8);
+    let mut h = Harness::new(&[s3()], options, 1);
+    h.object(&[CHUNK; 8]);
+    h.created();
+    let limit = |h: &Harness| h.find(is_part).iter().map(|part| h.in_flight[part].timeout).max();
+    let first = limit(&h).expect("parts");
+    // One began a second later than the others.
+    h.pass(SECOND);
+    let late = h.find(is_part)[0];
+    h.err(late, StoreErrorKind::Throttled);
+    h.pass(first);
+    let stalled = h.find(is_part);
+    assert_eq!(stalled.len(), 8);
+    for part in &stalled {
+        h.err(*part, StoreErrorKind::TimedOut(first));
+    }
+    h.pass(SECOND);
+    assert_eq!(limit(&h), Some(first * 2));
+    h.pass(first * 2);
+    for part in h.find(is_part) {
+        h.err(part, StoreErrorKind::TimedOut(first * 2));
+    }
+    h.pass(SECOND);
+    assert_eq!(limit(&h), Some(first * 4));
+}
