@@ -58,8 +58,8 @@ pub struct ObjectMachine {
     names_given: u64,
     /// Buckets that refused this object for good.
     excluded: Vec<BucketIndex>,
-    /// Failures that a second attempt may mend, and a third will not.
-    credentials_failures: u32,
+    /// Where credentials or the clock were wrong, the first attempt that began after this was known.
+    trials: BTreeMap<BucketIndex, AttemptId>,
     error: Option<StoreError>,
     phase: Phase,
     garbage: Vec<settling::Garbage>,
@@ -228,7 +228,7 @@ impl ObjectMachine {
             attempts_begun: 0,
             names_given: 0,
             excluded: Vec::new(),
-            credentials_failures: 0,
+            trials: BTreeMap::new(),
             error: None,
             phase: Phase::Writing,
             garbage: Vec::new(),
@@ -448,11 +448,13 @@ impl ObjectMachine {
         if attempt.garbage.is_some() {
             return self.cleared(attempt, outcome, cx);
         }
-        if let Err(error) = &outcome
-            && let StoreErrorKind::TimedOut(_) = error.kind()
-            && !attempt.cancelled
-        {
-            cx.policy.learn_timeout(attempt.bucket, attempt.started, cx.now);
+        if !attempt.cancelled {
+            if let Err(error) = &outcome
+                && let StoreErrorKind::TimedOut(_) = error.kind()
+            {
+                cx.policy.learn_timeout(attempt.bucket, attempt.started, cx.now);
+            }
+            self.try_credentials(id, attempt.bucket, &outcome);
         }
         match attempt.request {
             Request::Put { .. } | Request::Part { .. } => self.data_ended(id, attempt, outcome, cx),

@@ -608,17 +608,36 @@ impl ObjectMachine {
         };
         cx.policy.judge(bucket, verdict, cx.now);
         let fatal = match error.kind() {
-            // The store has renewed them, or set its clock, once already; this is what came of it.
-            StoreErrorKind::Credentials | StoreErrorKind::ClockSkew => {
-                self.credentials_failures += 1;
-                self.credentials_failures > 1
-            }
+            // As `try_credentials` found.
+            StoreErrorKind::Credentials | StoreErrorKind::ClockSkew => self.excluded.contains(&bucket),
             _ => !error.is_retryable(),
         };
         if fatal && !self.excluded.contains(&bucket) {
             self.excluded.push(bucket);
         }
         fatal
+    }
+
+    /// Gives wrong credentials, or a wrong clock, one more trial. The store has renewed or set them once already, and what
+    /// was under way when that failed fails along with it; but what begins after that, and fails, will go on failing.
+    pub(super) fn try_credentials(
+        &mut self,
+        id: AttemptId,
+        bucket: BucketIndex,
+        outcome: &Result<Answer, StoreError>,
+    ) {
+        let wrong = outcome.as_ref().is_err_and(|error| {
+            matches!(error.kind(), StoreErrorKind::Credentials | StoreErrorKind::ClockSkew)
+        });
+        let trial = self.trials.get(&bucket).copied();
+        let tried = trial.is_some_and(|trial| id >= trial);
+        if outcome.is_ok() && tried {
+            self.trials.remove(&bucket);
+        } else if wrong && tried && !self.excluded.contains(&bucket) {
+            self.excluded.push(bucket);
+        } else if wrong && trial.is_none() {
+            self.trials.insert(bucket, AttemptId(self.attempts_begun));
+        }
     }
 
     /// Fails the object if every bucket has refused it for good.

@@ -108,3 +108,41 @@ fn an_upload_without_gaps_whose_bytes_are_gone_stays_and_is_over_when_its_bucket
     assert_eq!(h.placement().pieces.len(), 1);
     assert_eq!(h.placement().pieces[0].bucket, home);
 }
+
+#[test]
+fn credentials_that_fail_under_many_requests_at_once_are_tried_once_more() {
+    for kind in [StoreErrorKind::Credentials, StoreErrorKind::ClockSkew] {
+        let mut h = Harness::new(&[s3()], UploadOptions::default(), 3);
+        h.object(&[CHUNK, CHUNK, CHUNK, 1000]);
+        let home = h.created();
+        h.pass(Duration::from_millis(1));
+        fail_all(&mut h, home, &kind);
+        assert!(h.finished.is_none(), "{kind:?}: {:?}", h.finished);
+        // They are good again, and fail once more later on.
+        h.pass(SECOND);
+        h.all_ok(is_part);
+        let complete = h.only(is_complete);
+        h.err(complete, kind.clone());
+        h.pass(SECOND);
+        h.all_ok(is_complete);
+        assert!(h.placement().pieces.iter().all(|piece| piece.name == "o"));
+    }
+}
+
+#[test]
+fn credentials_that_fail_in_one_bucket_say_nothing_of_another_one() {
+    let mut h = Harness::new(&[s3(), s3()], UploadOptions::default(), 3);
+    h.object(&[1000]);
+    let first = h.only(is_put);
+    h.err(first, StoreErrorKind::Credentials);
+    let second = h.only(is_put);
+    h.err(second, StoreErrorKind::Credentials);
+    assert!(h.finished.is_none());
+    h.pass(Duration::from_millis(150));
+    let third = h.only(is_put);
+    h.err(third, StoreErrorKind::Credentials);
+    assert!(h.finished.is_none(), "one of them may be well yet");
+    h.pass(Duration::from_millis(150));
+    h.all_ok(is_put);
+    assert_eq!(h.placement().bytes, 1000);
+}
