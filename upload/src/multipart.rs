@@ -169,6 +169,8 @@ struct Slot {
     elsewhere: bool,
     /// It has left a bucket that opened.
     moved: bool,
+    /// The part number of an attempt that did nothing, for the next one.
+    number: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -556,6 +558,23 @@ impl Upload {
         self.slots.binary_search_by_key(&unit, |slot| slot.unit).ok().map(|at| &mut self.slots[at])
     }
 
+    /// The part number of a slot's next attempt, or `None` if all are used up.
+    fn number(&mut self, slot: usize, is_last: bool) -> Option<u32> {
+        if !self.rules.sparse {
+            // No gaps: a number is sent again only when nothing of it can have arrived, or the store allows it.
+            return Some(slot as u32 + 1);
+        }
+        let known = self.slots[slot].number.take();
+        if known.is_some() || self.number_next > self.number_last {
+            return known;
+        }
+        // The last part alone may be small, so it stays the last one whatever is sent again.
+        let (number, step) = if is_last { (&mut self.number_last, -1) } else { (&mut self.number_next, 1) };
+        let new = *number;
+        *number = new.saturating_add_signed(step);
+        Some(new)
+    }
+
     /// Whether a unit may be won by a side object.
     fn takes_side_objects(&self) -> bool {
         self.state == State::Direct || self.rules.sparse
@@ -603,6 +622,7 @@ impl Slot {
             look_at: None,
             elsewhere: false,
             moved: false,
+            number: None,
         }
     }
 

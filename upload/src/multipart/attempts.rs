@@ -77,30 +77,24 @@ impl ObjectMachine {
     /// A first attempt in the upload's own bucket.
     fn send_home(&mut self, at: usize, index: usize, cx: &mut Context) {
         let upload = &mut self.uploads[at];
-        let slot = &mut upload.slots[index];
-        let unit = slot.unit;
+        let unit = upload.slots[index].unit;
         let bytes = self.units[unit].bytes;
         let chunks = self.units[unit].chunks.clone();
-        let request = match &upload.id {
+        let request = match upload.id.clone() {
             None => Request::Put { chunks },
             Some(id) => {
-                let number = if !upload.rules.sparse {
-                    // No gaps: a number is sent again only when nothing of it can have arrived, or the store allows it.
-                    index as u32 + 1
-                } else if self.last && unit + 1 == self.units.len() {
-                    // The last part alone may be small, so it stays the last one whatever is sent again.
-                    let number = upload.number_last;
-                    upload.number_last = number.saturating_sub(1);
-                    number
-                } else {
-                    let number = upload.number_next;
-                    upload.number_next = number.saturating_add(1);
-                    number
-                };
-                Request::Part { upload: id.clone(), number, chunk: chunks.start }
+                let is_last = self.last && unit + 1 == self.units.len();
+                match upload.number(index, is_last) {
+                    Some(number) => Request::Part { upload: id, number, chunk: chunks.start },
+                    // All of them are used up.
+                    None => {
+                        let bucket = self.side_bucket(at, unit, cx).unwrap_or(self.uploads[at].bucket);
+                        return self.send_side(at, index, bucket, None, false, cx);
+                    }
+                }
             }
         };
-        let (bucket, name) = (upload.bucket, upload.name.clone());
+        let (bucket, name) = (self.uploads[at].bucket, self.uploads[at].name.clone());
         self.send(at, index, bucket, name, request, bytes, None, false, cx);
     }
 
@@ -545,7 +539,7 @@ impl ObjectMachine {
             return;
         }
         let at = attempt.upload;
-        if let Request::Part { .. } = attempt.request {
+        if let Request::Part { number, .. } = attempt.request {
             let gone = *error.kind() == StoreErrorKind::NoSuchUpload;
             let spoiled =
                 !self.uploads[at].rules.sparse && (fatal || (unknown && !self.uploads[at].rules.resend_part));
@@ -554,6 +548,9 @@ impl ObjectMachine {
             }
             if unknown && !self.uploads[at].rules.sparse {
                 self.uploads[at].unsettled = true;
+            }
+            if !unknown && let Some(slot) = self.uploads[at].slot_mut(unit) {
+                slot.number = Some(number);
             }
         }
         if fatal && self.fail_if_nowhere_left(error, cx) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidelog_upload::UploadOptions;
 use tidelog_upload::bucket::{Breaker, BucketHealth, BucketIndex, Health};
 use tidelog_upload::multipart::{AttemptId, Event, Request};
-use tidelog_upload::store::StoreErrorKind;
+use tidelog_upload::store::{Capabilities, StoreErrorKind};
 
 use crate::harness::*;
 
@@ -145,4 +145,52 @@ fn credentials_that_fail_in_one_bucket_say_nothing_of_another_one() {
     h.pass(Duration::from_millis(150));
     h.all_ok(is_put);
     assert_eq!(h.placement().bytes, 1000);
+}
+
+/// The number of the only part in flight of this chunk.
+fn number_of(h: &Harness, chunk: u32) -> u32 {
+    match h.in_flight[&part_of(h, chunk)].request {
+        Request::Part { number, .. } => number,
+        _ => 0,
+    }
+}
+
+#[test]
+fn an_attempt_that_did_nothing_uses_up_no_part_number() {
+    let mut h = Harness::new(&[s3()], hedging_off(), 3);
+    h.object(&[CHUNK, CHUNK, 1000]);
+    h.created();
+    for kind in [StoreErrorKind::Throttled, StoreErrorKind::Unreachable].iter().cycle().take(20) {
+        assert_eq!([0, 1, 2].map(|chunk| number_of(&h, chunk)), [1, 2, 10_000]);
+        fail_all(&mut h, BucketIndex(0), kind);
+        h.pass(2 * SECOND);
+    }
+    // What may have arrived does.
+    let first = part_of(&h, 0);
+    h.err(first, StoreErrorKind::Interrupted);
+    h.pass(2 * SECOND);
+    assert_eq!(number_of(&h, 0), 3);
+}
+
+#[test]
+fn what_is_left_when_all_part_numbers_are_used_up_becomes_objects_of_its_own() {
+    for buckets in [1, 2] {
+        let mut h = Harness::new(&vec![Capabilities { parts_max: 9, ..s3() }; buckets], hedging_off(), 3);
+        for last in [false, false, true] {
+            h.event(Event::Chunk { bytes: if last { 1000 } else { CHUNK }, last });
+            h.all_ok(|f| f.request == Request::Create);
+            for _ in 0..8 {
+                for attempt in h.find(is_part) {
+                    h.err(attempt, StoreErrorKind::Interrupted);
+                }
+                h.pass(SECOND);
+            }
+        }
+        h.event(Event::Wanted { deadline: None });
+        while h.finished.is_none() {
+            h.all_ok(|_| true);
+            h.pass(SECOND);
+        }
+        assert_eq!(h.placement().bytes, 2 * CHUNK + 1000);
+    }
 }

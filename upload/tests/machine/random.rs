@@ -212,13 +212,15 @@ fn history(seed: u64, tally: &mut Tally) {
         println!("seed {seed}");
     }
     let mut random = Random(seed);
-    let kinds = [s3(), dense(), sequential(), whole(), Capabilities { resend_part: true, ..dense() }];
+    let few_numbers = Capabilities { parts_max: 10, ..s3() };
+    let resent = Capabilities { resend_part: true, ..dense() };
+    let kinds = [s3(), dense(), sequential(), whole(), resent, few_numbers];
     let mixed = random.chance(20);
-    let kind = if random.chance(50) { 0 } else { random.below(5) as usize };
+    let kind = if random.chance(50) { 0 } else { random.below(6) as usize };
     let count = 1 + random.below(4) as usize;
     let mut capabilities = Vec::new();
     for _ in 0..count {
-        let kind = if mixed { random.below(5) as usize } else { kind };
+        let kind = if mixed { random.below(6) as usize } else { kind };
         capabilities.push(kinds[kind].clone());
     }
     let mut options = UploadOptions::default();
