@@ -28,7 +28,8 @@ pub struct UploadOptions {
     /// the number of parts would not suffice.
     pub part_bytes: u64,
     /// The bytes of an object up to this size are kept until it is committed, so that all of it can be raced or sent
-    /// afresh. Of larger objects each part is let go when the store has taken it.
+    /// afresh. Of larger objects each part is let go when the store has taken it: such an object fails when its bucket
+    /// takes no data for [`stall_timeout`](HedgeOptions::stall_timeout) while another one does.
     pub retain_bytes_max: u64,
     /// Bytes held in memory by all objects together, hedges included: bytes that are sent twice are held once.
     pub budget_bytes: u64,

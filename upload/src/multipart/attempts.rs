@@ -280,7 +280,7 @@ impl ObjectMachine {
         (cx.policy.buckets().len() == 1 && !self.excluded.contains(&home)).then_some(home)
     }
 
-    fn is_open(&self, bucket: BucketIndex, cx: &Context) -> bool {
+    pub(super) fn is_open(&self, bucket: BucketIndex, cx: &Context) -> bool {
         cx.policy.options().hedging.enabled && cx.policy.breaker(bucket, cx.now) == Breaker::Open
     }
 

@@ -17,6 +17,9 @@ const REPAIRS_MAX: u32 = 3;
 impl ObjectMachine {
     /// Sends the control request that an upload is waiting for, or races the upload if it is late.
     pub(super) fn advance_control(&mut self, at: usize, cx: &mut Context) {
+        if self.give_up_if_stuck(at, cx) {
+            return;
+        }
         let upload = &self.uploads[at];
         if upload.busy.is_some() {
             return self.race_upload(at, cx);
@@ -83,16 +86,46 @@ impl ObjectMachine {
         }
     }
 
-    /// Whether another upload of the same units can be begun: their bytes are still here, and there is where to.
-    pub(super) fn can_be_sent_again(&mut self, at: usize, cx: &mut Context) -> bool {
-        let opening = self.uploads[at].state == State::Opening;
-        self.has_bytes(at) && (opening || self.last) && self.upload_bucket(at, cx).is_some()
+    /// Gives up an upload that hangs in a bucket that opened, if its bytes are not here to be sent elsewhere: the object
+    /// fails, and the next one takes them, from where its owner has them, to a bucket that takes data. Not before it has
+    /// waited for as long as for a stall: to send all again costs more than a short outage.
+    fn give_up_if_stuck(&mut self, at: usize, cx: &mut Context) -> bool {
+        const LOOK_AGAIN: Duration = Duration::from_secs(1);
+        let upload = &self.uploads[at];
+        let since = match upload.state {
+            // What is left of it goes elsewhere by itself.
+            State::Open if upload.rules.sparse => None,
+            State::Open => upload.unresolved().filter_map(|slot| slot.since).min(),
+            _ => upload.since,
+        };
+        let due = since.and_then(|since| since.checked_add(cx.policy.options().hedging.stall_timeout));
+        let bucket = upload.bucket;
+        if !cx.policy.options().hedging.enabled || due.is_none() || self.waits(due, cx) || self.has_bytes(at)
+        {
+            return false;
+        }
+        let mut not = self.excluded.clone();
+        not.push(bucket);
+        if !self.is_open(bucket, cx) || cx.policy.alternate(&not, cx.now).is_none() {
+            self.wake_at(Some(cx.now + LOOK_AGAIN));
+            return false;
+        }
+        let took = cx.now.saturating_duration_since(self.begun);
+        self.error = Some(self.late_error(took, cx));
+        self.replace(at, cx);
+        true
     }
 
     /// Whether all bytes of an upload are still here.
     pub(super) fn has_bytes(&self, at: usize) -> bool {
         let mut slots = self.uploads[at].slots.iter();
         slots.all(|slot| slot.state == SlotState::Elsewhere || !self.units[slot.unit].released)
+    }
+
+    /// Whether another upload of the same units can be begun: their bytes are still here, and there is where to.
+    pub(super) fn can_be_sent_again(&mut self, at: usize, cx: &mut Context) -> bool {
+        let opening = self.uploads[at].state == State::Opening;
+        self.has_bytes(at) && (opening || self.last) && self.upload_bucket(at, cx).is_some()
     }
 
     /// Another bucket that takes uploads.
@@ -201,12 +234,12 @@ impl ObjectMachine {
 
     /// All is sent that the upload is to hold: commit it, or drop it if it holds nothing.
     pub(super) fn complete_if_ready(&mut self, at: usize, cx: &mut Context) {
+        if self.uploads[at].state != State::Open || self.give_up_if_stuck(at, cx) {
+            return;
+        }
         let upload = &self.uploads[at];
         let more = !self.last && self.current == at;
-        if upload.state != State::Open
-            || more
-            || upload.slots[upload.resolved..].iter().any(|s| !s.is_resolved())
-        {
+        if more || upload.unresolved().next().is_some() {
             return;
         }
         // The losers' parts must not arrive during or after the Complete.
@@ -509,6 +542,10 @@ impl Upload {
             SlotState::Done { number, .. } => Some((slot.unit, number)),
             _ => None,
         })
+    }
+
+    fn unresolved(&self) -> impl Iterator<Item = &Slot> {
+        self.slots[self.resolved..].iter().filter(|slot| !slot.is_resolved())
     }
 
     /// What a Complete names, by number.

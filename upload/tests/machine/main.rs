@@ -5,3 +5,4 @@ mod harness;
 mod leaving;
 mod racing;
 mod random;
+mod stuck;

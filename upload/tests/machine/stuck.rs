@@ -1,0 +1,115 @@
+//! Uploads that hang or are in doubt, what else may be done then, and what is left when it is over.
+
+use std::time::Duration;
+
+use tidelog_upload::UploadOptions;
+use tidelog_upload::bucket::{Breaker, BucketHealth, BucketIndex, Health};
+use tidelog_upload::multipart::Request;
+use tidelog_upload::store::StoreErrorKind;
+
+use crate::harness::*;
+
+const CHUNK: u64 = 8 << 20;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Bytes are let go as soon as a store has taken them.
+fn let_go() -> UploadOptions {
+    let mut options = UploadOptions::default();
+    options.retain_bytes_max = 0;
+    options
+}
+
+/// For so long everything sent to this bucket is refused at once, and what is sent elsewhere succeeds.
+fn refused_for(h: &mut Harness, time: Duration, bucket: BucketIndex, kind: &StoreErrorKind) {
+    let until = h.now + time;
+    while h.now < until && h.finished.is_none() {
+        for attempt in h.find(|_| true) {
+            if h.in_flight.get(&attempt).is_some_and(|flight| flight.bucket == bucket) {
+                h.err(attempt, kind.clone());
+            } else if h.in_flight.contains_key(&attempt) {
+                h.ok(attempt);
+            }
+        }
+        h.pass(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn an_object_whose_bytes_are_gone_is_given_up_when_its_bucket_dies_and_another_takes_data() {
+    for row in [s3(), dense()] {
+        let mut h = Harness::new(&[row.clone(), row], let_go(), 1);
+        h.object(&[CHUNK, CHUNK, 1000]);
+        let home = h.created();
+        h.all_ok(is_part);
+        h.only(is_complete);
+        refused_for(&mut h, 8 * SECOND, home, &StoreErrorKind::Unreachable);
+        assert_eq!(h.policy.breaker(home, h.now), Breaker::Open);
+        assert!(h.finished.is_none(), "an outage this short is cheaper to wait for than to send all again");
+        refused_for(&mut h, 7 * SECOND, home, &StoreErrorKind::Unreachable);
+        let error = h.finished.clone().expect("an outcome").expect_err("a failure");
+        assert!(matches!(error.kind(), StoreErrorKind::Deadline(_)) && error.is_retryable());
+        assert!(error.to_string().contains("no connection to the store"), "{error}");
+    }
+}
+
+#[test]
+fn so_it_is_when_parts_are_left_that_can_go_nowhere_else() {
+    let mut h = Harness::new(&[dense(), dense()], let_go(), 1);
+    h.object(&[CHUNK, CHUNK, 1000]);
+    let home = h.created();
+    let parts = h.find(is_part);
+    h.ok(parts[0]);
+    assert!(h.released.contains(&0));
+    refused_for(&mut h, 15 * SECOND, home, &StoreErrorKind::Unreachable);
+    assert!(h.finished.as_ref().is_some_and(Result::is_err));
+}
+
+#[test]
+fn so_it_is_while_its_complete_is_silent_and_nothing_is_aborted_before_that_ends() {
+    let mut h = Harness::new(&[s3(), s3()], let_go(), 1);
+    h.object(&[CHUNK, CHUNK, CHUNK, CHUNK, 1000]);
+    let home = h.created();
+    let parts = h.find(is_part);
+    h.ok(parts[0]);
+    for part in &parts[1..4] {
+        h.err(*part, StoreErrorKind::Interrupted);
+    }
+    assert_eq!(h.policy.breaker(home, h.now), Breaker::Open);
+    // The parts go elsewhere, the first one's Complete hangs.
+    for _ in 0..20 {
+        h.all_ok(|f| f.bucket != home || is_part(f));
+        h.pass(SECOND / 10);
+    }
+    let complete = h.only(|_| true);
+    assert!(is_complete(&h.in_flight[&complete]));
+    h.pass(10 * SECOND);
+    assert!(h.finished.as_ref().is_some_and(Result::is_err));
+    h.all_ok(|f| f.bucket != home);
+    assert_eq!((h.only(|_| true), h.settled), (complete, None));
+    h.ok(complete);
+    let delete = h.only(is_clearing);
+    assert_eq!((h.in_flight[&delete].bucket, &h.in_flight[&delete].request), (home, &Request::Delete));
+}
+
+#[test]
+fn an_object_whose_bytes_are_gone_is_waited_for_where_no_other_bucket_takes_data() {
+    for buckets in 1..3 {
+        let mut h = Harness::new(&vec![s3(); buckets], let_go(), 1);
+        h.object(&[CHUNK, CHUNK, 1000]);
+        let home = h.created();
+        h.all_ok(is_part);
+        opened(&mut h, |bucket| bucket != home);
+        refused_for(&mut h, 60 * SECOND, home, &StoreErrorKind::Unreachable);
+        assert!(h.finished.is_none());
+        h.pass(2 * SECOND);
+        h.all_ok(is_complete);
+        assert_eq!(h.placement().pieces.len(), 1);
+    }
+}
+
+/// Other nodes tell that these buckets are bad.
+fn opened(h: &mut Harness, which: impl Fn(BucketIndex) -> bool) {
+    let bad = |index| BucketHealth { good: 0.0, bad: if which(BucketIndex(index)) { 9.0 } else { 0.0 } };
+    let buckets = (0..h.policy.buckets().len()).map(bad).collect();
+    h.policy.merge(&[Health { buckets }], h.now);
+}
