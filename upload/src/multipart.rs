@@ -114,6 +114,8 @@ struct Upload {
     race_at: Option<Instant>,
     /// A Complete was sent whose outcome is unknown.
     uncertain: bool,
+    /// Since when the object is looked for.
+    unproven_since: Option<Instant>,
     /// The store does not know the upload any more.
     gone: bool,
     polls: u32,
@@ -391,6 +393,7 @@ impl ObjectMachine {
             raced: None,
             race_at: None,
             uncertain: false,
+            unproven_since: None,
             gone: false,
             polls: 0,
             repairs: 0,

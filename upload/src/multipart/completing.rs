@@ -8,7 +8,7 @@ use crate::store::Outcome;
 /// Looks at an object before a Complete of unknown outcome is taken for lost, if the time has passed as well.
 const POLLS_MIN: u32 = 3;
 
-/// How long a Complete of unknown outcome may still be under way in the store.
+/// How long a Complete may still be under way in the store after its end without an answer.
 const COMPLETE_ECHO: Duration = Duration::from_secs(2);
 
 /// Repairs of one upload before all of it is sent afresh.
@@ -418,6 +418,7 @@ impl ObjectMachine {
             upload.restart();
             // It is late from the Complete on.
             upload.since = since.or(Some(cx.now));
+            upload.unproven_since = Some(cx.now);
             upload.polls = 0;
         }
     }
@@ -442,7 +443,7 @@ impl ObjectMachine {
                 upload.polls += 1;
                 let pause = cx.policy.backoff(upload.polls);
                 let upload = &mut self.uploads[at];
-                let waited = upload.since.is_some_and(|since| cx.now >= since + COMPLETE_ECHO);
+                let waited = upload.unproven_since.is_some_and(|since| cx.now >= since + COMPLETE_ECHO);
                 if upload.gone {
                     // Neither upload nor object: the bytes are lost there.
                     upload.uncertain = false;

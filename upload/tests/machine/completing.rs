@@ -219,6 +219,27 @@ fn a_complete_that_never_arrived_is_sent_again_only_when_the_store_still_has_the
 }
 
 #[test]
+fn a_complete_that_timed_out_may_take_effect_as_late_as_one_whose_answer_was_lost_at_once() {
+    for row in [s3(), tidelog_upload::store::Capabilities { list_parts: false, ..s3() }] {
+        let mut h = Harness::new(&[row], UploadOptions::default(), 1);
+        h.object(&[CHUNK, CHUNK, 1000]);
+        h.created();
+        h.all_ok(is_part);
+        let complete = h.only(is_complete);
+        h.pass(60 * SECOND);
+        h.err(complete, StoreErrorKind::TimedOut(60 * SECOND));
+        let unknown = h.now;
+        while h.find(|f| f.request != Request::Head).is_empty() {
+            for head in h.find(|f| f.request == Request::Head) {
+                h.err(head, StoreErrorKind::NotFound);
+            }
+            h.pass(Duration::from_millis(100));
+        }
+        assert!(h.now - unknown >= 2 * SECOND, "{:?}", h.now - unknown);
+    }
+}
+
+#[test]
 fn no_such_upload_at_a_second_complete_is_settled_by_the_object() {
     let mut h = completing();
     let complete = h.only(is_complete);
