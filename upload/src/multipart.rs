@@ -111,6 +111,8 @@ struct Upload {
     since: Option<Instant>,
     /// Another upload was begun because this one is late.
     raced: Option<Grant>,
+    /// How many were, in the present state.
+    races: u32,
     race_at: Option<Instant>,
     /// A Complete was sent whose outcome is unknown.
     uncertain: bool,
@@ -391,6 +393,7 @@ impl ObjectMachine {
             failures: 0,
             since: None,
             raced: None,
+            races: 0,
             race_at: None,
             uncertain: false,
             unproven_since: None,

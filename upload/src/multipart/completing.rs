@@ -122,10 +122,14 @@ impl ObjectMachine {
         slots.all(|slot| slot.state == SlotState::Elsewhere || !self.units[slot.unit].released)
     }
 
-    /// Whether another upload of the same units can be begun: their bytes are still here, and there is where to.
+    /// Whether another upload of the same units can be begun: there were not too many, their bytes are still here, and
+    /// there is where to.
     pub(super) fn can_be_sent_again(&mut self, at: usize, cx: &mut Context) -> bool {
         let opening = self.uploads[at].state == State::Opening;
-        self.has_bytes(at) && (opening || self.last) && self.upload_bucket(at, cx).is_some()
+        self.uploads[at].races < cx.policy.options().hedging.hedges_max
+            && self.has_bytes(at)
+            && (opening || self.last)
+            && self.upload_bucket(at, cx).is_some()
     }
 
     /// Another bucket that takes uploads.
@@ -155,6 +159,7 @@ impl ObjectMachine {
     /// Begins a second upload of the units of one, in another bucket. The first to be committed wins.
     pub(super) fn send_whole_again(&mut self, at: usize, cx: &mut Context) {
         if let Some(bucket) = self.upload_bucket(at, cx) {
+            self.uploads[at].races += 1;
             self.copy_upload(at, bucket, cx);
         }
     }
@@ -183,6 +188,8 @@ impl ObjectMachine {
         self.abandon(at, cx);
         let heir = self.uploads.iter().position(|u| u.group == group && u.state != State::Abandoned);
         if let Some(heir) = heir {
+            // If this one was its race, there may be another.
+            self.race_over(heir, cx);
             if self.uploads[self.current].group == group {
                 self.current = heir;
             }
@@ -209,12 +216,9 @@ impl ObjectMachine {
 
     /// Gives an upload up: its parts are cancelled, its Create or Complete comes to its end.
     pub(super) fn abandon(&mut self, at: usize, cx: &mut Context) {
-        let upload = &mut self.uploads[at];
-        upload.state = State::Abandoned;
+        self.uploads[at].state = State::Abandoned;
         self.changed = true;
-        if let Some(grant) = upload.raced.take() {
-            cx.policy.give_back(grant);
-        }
+        self.race_over(at, cx);
         let mut cancelled = Vec::new();
         for (id, attempt) in &self.attempts {
             let outlives = matches!(attempt.request, Request::Create | Request::Complete { .. });
@@ -294,8 +298,9 @@ impl ObjectMachine {
                 }
                 upload.state = State::Open;
                 upload.restart();
+                self.race_over(at, cx);
                 // Of uploads that were raced to be opened, the first one does.
-                let group = upload.group;
+                let group = self.uploads[at].group;
                 for other in 0..self.uploads.len() {
                     let late = &self.uploads[other];
                     if late.group == group && other != at && late.state == State::Opening {
@@ -399,6 +404,10 @@ impl ObjectMachine {
                 cx.policy.judge(lost, Verdict::Lost, cx.now);
             }
         }
+        self.race_over(at, cx);
+    }
+
+    fn race_over(&mut self, at: usize, cx: &mut Context) {
         if let Some(grant) = self.uploads[at].raced.take() {
             cx.policy.give_back(grant);
         }
@@ -565,6 +574,7 @@ impl Upload {
         self.retry_at = None;
         self.failures = 0;
         self.since = None;
+        self.races = 0;
         self.race_at = None;
     }
 }

@@ -113,3 +113,61 @@ fn opened(h: &mut Harness, which: impl Fn(BucketIndex) -> bool) {
     let buckets = (0..h.policy.buckets().len()).map(bad).collect();
     h.policy.merge(&[Health { buckets }], h.now);
 }
+
+#[test]
+fn an_upload_whose_create_was_raced_in_vain_may_be_raced_again() {
+    let mut options = UploadOptions::default();
+    (options.hedging.tokens_max, options.hedging.tokens_per_part) = (0.0, 0.0);
+    options.hedging.second_chance_max = 1;
+    for row in [s3(), dense()] {
+        let mut h = Harness::new(&vec![row; 3], options.clone(), 3);
+        h.object(&[CHUNK, 1000]);
+        let first = h.only(|f| f.request == Request::Create);
+        h.pass(Duration::from_millis(110));
+        assert_eq!(h.find(|f| f.request == Request::Create).len(), 2);
+        h.ok(first);
+        h.all_ok(is_part);
+        h.only(is_complete);
+        h.pass(Duration::from_millis(610));
+        assert_eq!(h.count(|request| *request == Request::Create), 3);
+    }
+}
+
+#[test]
+fn when_the_race_itself_is_refused_for_good_another_may_begin() {
+    let mut h = Harness::new(&vec![s3(); 3], UploadOptions::default(), 3);
+    h.object(&[CHUNK, 1000]);
+    let home = h.created();
+    h.all_ok(is_part);
+    h.pass(Duration::from_millis(410));
+    let race = h.only(|f| f.request == Request::Create);
+    let tried = h.in_flight[&race].bucket;
+    h.err(race, StoreErrorKind::Denied);
+    h.pass(SECOND);
+    let other = h.created();
+    assert!(other != tried && other != home);
+    h.all_ok(is_part);
+    h.all_ok(|f| f.bucket == other);
+    assert_eq!(h.placement().pieces[0].bucket, other);
+}
+
+#[test]
+fn races_of_an_upload_that_are_refused_are_begun_elsewhere_at_once_and_three_are_all() {
+    for row in [s3(), dense()] {
+        let mut h = Harness::new(&vec![row; 6], UploadOptions::default(), 3);
+        h.object(&[CHUNK, 1000]);
+        h.created();
+        h.all_ok(is_part);
+        h.pass(Duration::from_millis(410));
+        let start = h.now;
+        for _ in 0..3 {
+            let race = h.only(|f| f.request == Request::Create);
+            h.err(race, StoreErrorKind::Throttled);
+        }
+        assert_eq!(h.now, start);
+        h.pass(30 * SECOND);
+        assert_eq!(h.count(|request| *request == Request::Create), 4);
+        h.all_ok(is_complete);
+        assert_eq!(h.placement().pieces.len(), 1);
+    }
+}
