@@ -59,7 +59,6 @@ impl ObjectMachine {
             || upload.raced.is_some()
             || upload.rules.parts == Parts::Sequential
             || self.is_replacement(at)
-            || cx.policy.all_refuse()
         {
             return;
         }
@@ -69,15 +68,24 @@ impl ObjectMachine {
         };
         let delay = cx.policy.delay(upload.bucket, work);
         let due = upload.race_at.map_or(since + delay, |at| at.max(since + delay));
-        if self.waits(Some(due), cx) || !self.can_be_sent_again(at, cx) {
+        if self.waits(Some(due), cx)
+            || !self.may_be_sent_again(at, cx)
+            || self.other_buckets(at, cx).next().is_none()
+        {
             return;
         }
         let age = cx.now.saturating_duration_since(since);
-        match cx.policy.grant(age, delay, cost) {
+        let grant = if cx.policy.all_refuse() || self.upload_bucket(at, cx).is_none() {
+            None
+        } else {
+            cx.policy.grant(age, delay, cost)
+        };
+        match grant {
             Some(grant) => {
                 self.uploads[at].raced = Some(grant);
                 self.send_whole_again(at, cx);
             }
+            // Nobody tells of a token, or of a bucket that takes data again.
             None => {
                 let again = cx.now + (delay / 2).max(Duration::from_millis(1));
                 self.uploads[at].race_at = Some(again);
@@ -122,14 +130,18 @@ impl ObjectMachine {
         slots.all(|slot| slot.state == SlotState::Elsewhere || !self.units[slot.unit].released)
     }
 
-    /// Whether another upload of the same units can be begun: there were not too many, their bytes are still here, and
-    /// there is where to.
+    /// Whether another upload of the same units can be begun, now.
     pub(super) fn can_be_sent_again(&mut self, at: usize, cx: &mut Context) -> bool {
-        let opening = self.uploads[at].state == State::Opening;
-        self.uploads[at].races < cx.policy.options().hedging.hedges_max
+        self.may_be_sent_again(at, cx) && self.upload_bucket(at, cx).is_some()
+    }
+
+    /// Whether another upload of the same units can be begun if there is where to: there were not too many, and their
+    /// bytes are still here.
+    fn may_be_sent_again(&self, at: usize, cx: &Context) -> bool {
+        let upload = &self.uploads[at];
+        upload.races < cx.policy.options().hedging.hedges_max
+            && (upload.state == State::Opening || self.last)
             && self.has_bytes(at)
-            && (opening || self.last)
-            && self.upload_bucket(at, cx).is_some()
     }
 
     /// Another bucket that takes uploads.
@@ -148,12 +160,19 @@ impl ObjectMachine {
     /// Where an upload that was given up begins anew: elsewhere if possible, else there again, unless that was refused
     /// for good.
     fn heir_bucket(&mut self, at: usize, cx: &mut Context) -> Option<BucketIndex> {
-        let old = self.uploads[at].bucket;
-        let usable =
-            |bucket: &BucketIndex| !self.excluded.contains(bucket) && cx.rules(*bucket).parts != Parts::None;
-        let mut others = (0..cx.policy.buckets().len()).map(BucketIndex).filter(|bucket| *bucket != old);
-        let open = Some(old).filter(usable).or_else(|| others.find(usable));
+        let old = Some(self.uploads[at].bucket).filter(|bucket| !self.excluded.contains(bucket));
+        let open = old.or_else(|| self.other_buckets(at, cx).next());
         self.upload_bucket(at, cx).or(open)
+    }
+
+    /// Other buckets that might take uploads, if they take data.
+    fn other_buckets(&self, at: usize, cx: &Context) -> impl Iterator<Item = BucketIndex> {
+        let buckets = (0..cx.policy.buckets().len()).map(BucketIndex);
+        buckets.filter(move |bucket| {
+            *bucket != self.uploads[at].bucket
+                && !self.excluded.contains(bucket)
+                && cx.rules(*bucket).parts != Parts::None
+        })
     }
 
     /// Begins a second upload of the units of one, in another bucket. The first to be committed wins.

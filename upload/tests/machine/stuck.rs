@@ -115,6 +115,42 @@ fn opened(h: &mut Harness, which: impl Fn(BucketIndex) -> bool) {
 }
 
 #[test]
+fn a_late_complete_is_raced_as_soon_as_there_is_where_to() {
+    let mut h = Harness::new(&[s3(), s3()], UploadOptions::default(), 3);
+    h.object(&[CHUNK, 1000]);
+    let home = h.created();
+    h.all_ok(is_part);
+    h.only(is_complete);
+    opened(&mut h, |bucket| bucket != home);
+    h.pass(5 * SECOND);
+    assert!(h.find(|f| f.bucket != home).is_empty());
+    h.policy.canary_ended(BucketIndex(1 - home.0), true, Duration::from_millis(20), h.now);
+    // Nobody tells the object.
+    let wake = h.machine.deadline().expect("another look");
+    assert!(wake <= h.now + Duration::from_millis(210));
+    h.pass(wake - h.now);
+    h.created();
+    h.all_ok(is_part);
+    h.all_ok(|f| f.bucket != home);
+    assert_ne!(h.placement().pieces[0].bucket, home);
+}
+
+#[test]
+fn nothing_is_waited_for_that_cannot_come() {
+    // A single bucket; and bytes that are gone.
+    for (buckets, options) in [(1, UploadOptions::default()), (2, let_go())] {
+        let mut h = Harness::new(&vec![s3(); buckets], options, 3);
+        h.object(&[CHUNK, 1000]);
+        h.created();
+        h.all_ok(is_part);
+        h.only(is_complete);
+        let late = h.now + SECOND;
+        h.pass(SECOND);
+        assert!(h.machine.deadline().is_some_and(|wake| wake >= late + 8 * SECOND));
+    }
+}
+
+#[test]
 fn an_upload_whose_create_was_raced_in_vain_may_be_raced_again() {
     let mut options = UploadOptions::default();
     (options.hedging.tokens_max, options.hedging.tokens_per_part) = (0.0, 0.0);
