@@ -376,6 +376,11 @@ impl ObjectMachine {
                         upload.uncertain = true;
                         self.look(at, true, cx);
                     }
+                    // The name is this object's alone: an earlier Complete may have taken effect after all.
+                    StoreErrorKind::Exists => {
+                        upload.uncertain = true;
+                        self.look(at, false, cx);
+                    }
                     _ if error.outcome() == Outcome::Unknown => {
                         self.judge_error(bucket, &error, cx);
                         self.look(at, false, cx);

@@ -240,6 +240,27 @@ fn a_complete_that_timed_out_may_take_effect_as_late_as_one_whose_answer_was_los
 }
 
 #[test]
+fn a_name_that_is_taken_at_a_complete_is_looked_at() {
+    for there in [true, false] {
+        let mut h = completing();
+        let complete = h.only(is_complete);
+        h.err(complete, StoreErrorKind::Exists);
+        let head = h.only(|f| f.request == Request::Head);
+        if there {
+            h.found(head, 2 * CHUNK + 1000);
+        } else {
+            // Not by this object.
+            h.found(head, 77);
+            h.created();
+            h.all_ok(is_part);
+            h.all_ok(is_complete);
+        }
+        assert_eq!(h.placement().pieces[0].name, if there { "o" } else { "o.w1" });
+        assert_eq!(h.count(|request| matches!(request, Request::Abort { .. })), 0, "its outcome is unknown");
+    }
+}
+
+#[test]
 fn no_such_upload_at_a_second_complete_is_settled_by_the_object() {
     let mut h = completing();
     let complete = h.only(is_complete);
