@@ -62,7 +62,7 @@ pub struct ObjectMachine {
     trials: BTreeMap<BucketIndex, AttemptId>,
     error: Option<StoreError>,
     phase: Phase,
-    garbage: Vec<settling::Garbage>,
+    garbage: BTreeMap<usize, settling::Garbage>,
     leftovers: bool,
     wake: Option<Instant>,
     /// Something changed that other parts of the object may have waited for.
@@ -237,7 +237,7 @@ impl ObjectMachine {
             trials: BTreeMap::new(),
             error: None,
             phase: Phase::Writing,
-            garbage: Vec::new(),
+            garbage: BTreeMap::new(),
             leftovers: false,
             wake: None,
             changed: false,

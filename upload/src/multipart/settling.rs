@@ -1,8 +1,13 @@
 //! The outcome of an object, and what has to be cleared after it.
 #![forbid(unsafe_code)]
 
+use std::mem;
+
 use super::*;
 use crate::store::Outcome;
+
+/// How much is cleared at once of one object: these requests are not counted on the connections of uploads.
+const CLEARING_MAX: usize = 8;
 
 /// Something that must not stay in a bucket.
 #[derive(Debug)]
@@ -13,7 +18,6 @@ pub(super) struct Garbage {
     failures: u32,
     retry_at: Option<Instant>,
     in_flight: bool,
-    done: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -32,15 +36,9 @@ impl ObjectMachine {
     }
 
     fn add_garbage(&mut self, bucket: BucketIndex, name: String, what: What) {
-        self.garbage.push(Garbage {
-            bucket,
-            name,
-            what,
-            failures: 0,
-            retry_at: None,
-            in_flight: false,
-            done: false,
-        });
+        let key = self.garbage.last_key_value().map_or(0, |(last, _)| last + 1);
+        let garbage = Garbage { bucket, name, what, failures: 0, retry_at: None, in_flight: false };
+        self.garbage.insert(key, garbage);
         self.changed = true;
     }
 
@@ -149,13 +147,13 @@ impl ObjectMachine {
                 (_, None) => {}
             }
         }
-        for index in 0..self.garbage.len() {
-            let garbage = &self.garbage[index];
-            let retry_at = garbage.retry_at;
-            if garbage.done || garbage.in_flight || self.waits(retry_at, cx) {
+        let oldest: Vec<_> = self.garbage.keys().copied().take(CLEARING_MAX).collect();
+        for key in oldest {
+            let Garbage { retry_at, in_flight, .. } = self.garbage[&key];
+            if in_flight || self.waits(retry_at, cx) {
                 continue;
             }
-            let garbage = &mut self.garbage[index];
+            let Some(garbage) = self.garbage.get_mut(&key) else { continue };
             garbage.in_flight = true;
             let request = match garbage.what.clone() {
                 What::Object => Request::Delete,
@@ -164,9 +162,9 @@ impl ObjectMachine {
             };
             let (bucket, name) = (garbage.bucket, garbage.name.clone());
             let attempt = Attempt::new(bucket, name, request, Work::Control, usize::MAX, cx.now);
-            self.start(Attempt { garbage: Some(index), ..attempt }, cx);
+            self.start(Attempt { garbage: Some(key), ..attempt }, cx);
         }
-        if self.attempts.is_empty() && self.garbage.iter().all(|garbage| garbage.done) {
+        if self.attempts.is_empty() && self.garbage.is_empty() {
             self.phase = Phase::Settled;
             self.wake = None;
             cx.actions.push(Action::Settled { leftovers: self.leftovers });
@@ -180,9 +178,8 @@ impl ObjectMachine {
         outcome: Result<Answer, StoreError>,
         cx: &mut Context,
     ) {
-        let Some(index) = attempt.garbage else { return };
-        let attempts_max = cx.policy.options().request_attempts;
-        let garbage = &mut self.garbage[index];
+        let Some(key) = attempt.garbage else { return };
+        let Some(garbage) = self.garbage.get_mut(&key) else { return };
         garbage.in_flight = false;
         let error = match (&garbage.what, outcome) {
             // What was committed after all is an object now.
@@ -191,28 +188,31 @@ impl ObjectMachine {
                 return;
             }
             (_, Ok(_)) => {
-                garbage.done = true;
+                self.garbage.remove(&key);
                 return;
             }
             (_, Err(error)) => error,
         };
         let nothing = matches!(error.kind(), StoreErrorKind::NoSuchUpload | StoreErrorKind::NotFound);
-        match garbage.what {
-            What::Upload(_) | What::Object if nothing => {
-                garbage.done = true;
-                return;
-            }
-            _ => {}
-        }
-        garbage.failures += 1;
-        if garbage.failures >= attempts_max.max(1)
-            || (!error.is_retryable() && !nothing && error.outcome() == Outcome::NotApplied)
-        {
-            garbage.done = true;
-            self.leftovers = true;
+        if nothing && !matches!(garbage.what, What::Uncertain) {
+            self.garbage.remove(&key);
             return;
         }
-        let pause = cx.policy.backoff(garbage.failures);
-        self.garbage[index].retry_at = Some(cx.now + pause);
+        garbage.failures += 1;
+        let given_up = garbage.failures >= cx.policy.options().request_attempts.max(1)
+            || (!error.is_retryable() && !nothing && error.outcome() == Outcome::NotApplied);
+        if !given_up {
+            garbage.retry_at = Some(cx.now + cx.policy.backoff(garbage.failures));
+            return;
+        }
+        self.leftovers = true;
+        let (bucket, what) = (garbage.bucket, mem::discriminant(&garbage.what));
+        self.garbage.remove(&key);
+        if !nothing {
+            // What the bucket does not do for this one it will not do for the next ones either.
+            self.garbage.retain(|_, other| {
+                other.in_flight || other.bucket != bucket || mem::discriminant(&other.what) != what
+            });
+        }
     }
 }

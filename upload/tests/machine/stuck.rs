@@ -207,3 +207,47 @@ fn races_of_an_upload_that_are_refused_are_begun_elsewhere_at_once_and_three_are
         assert_eq!(h.placement().pieces.len(), 1);
     }
 }
+
+/// An object of one PUT that was sent so many times in vain, and is there: all these names are to be looked after.
+fn suspects(count: usize) -> Harness {
+    let mut h = Harness::new(&[s3()], hedging_off(), 1);
+    h.object(&[1000]);
+    for _ in 0..count {
+        let put = h.only(is_put);
+        h.err(put, StoreErrorKind::Interrupted);
+        h.pass(2 * SECOND);
+    }
+    h.all_ok(is_put);
+    assert!(h.finished.is_some());
+    h
+}
+
+#[test]
+fn what_is_left_is_deleted_a_few_at_a_time() {
+    let mut h = suspects(100);
+    let mut deleted = 0;
+    while h.settled.is_none() {
+        let some = h.find(is_clearing);
+        assert!((1..=8).contains(&some.len()), "{}", some.len());
+        deleted += 1;
+        h.ok(some[some.len() - 1]);
+    }
+    assert_eq!((deleted, h.settled), (100, Some(true)));
+}
+
+#[test]
+fn what_a_bucket_does_not_clear_is_not_asked_of_it_for_each_name() {
+    for kind in [StoreErrorKind::Unreachable, StoreErrorKind::Denied] {
+        let mut h = suspects(100);
+        let mut tries = 0;
+        while h.settled.is_none() {
+            for delete in h.find(is_clearing) {
+                h.err(delete, kind.clone());
+                tries += 1;
+            }
+            h.pass(SECOND);
+        }
+        assert!(tries <= 8 * 5, "{tries}");
+        assert_eq!(h.settled, Some(true));
+    }
+}
