@@ -512,6 +512,7 @@ impl ObjectMachine {
 
     /// Believes the store about what it has, and sends what it lacks.
     fn repair(&mut self, at: usize, listed: &[ListedPart], cx: &mut Context) {
+        let by_number: BTreeMap<u32, &ListedPart> = listed.iter().map(|part| (part.number, part)).collect();
         let mut missing = Vec::new();
         let upload = &mut self.uploads[at];
         let mut mended = upload.unsettled;
@@ -519,7 +520,7 @@ impl ObjectMachine {
         for (index, slot) in upload.slots.iter_mut().enumerate() {
             let SlotState::Done { number, tag } = &mut slot.state else { continue };
             let bytes = self.units[slot.unit].bytes;
-            match listed.iter().find(|part| part.number == *number && part.bytes == bytes) {
+            match by_number.get(number).filter(|part| part.bytes == bytes) {
                 Some(part) if part.tag == *tag => {}
                 Some(part) => {
                     *tag = part.tag.clone();

@@ -326,6 +326,36 @@ fn invalid_part_is_repaired_from_the_listing_under_a_new_number() {
 }
 
 #[test]
+fn a_listing_may_be_long_and_in_any_order() {
+    let mut h = Harness::new(&[s3()], UploadOptions::default(), 1);
+    let mut chunks = vec![1000; 2000];
+    chunks[1999] = 77;
+    h.object(&chunks);
+    h.created();
+    while h.find(is_complete).is_empty() {
+        h.all_ok(is_part);
+    }
+    let complete = h.only(is_complete);
+    h.err(complete, StoreErrorKind::InvalidPart);
+    let list = h.only(|f| matches!(f.request, Request::ListParts { .. }));
+    let part = |(id, flight): &(_, Flight)| match flight.request {
+        Request::Part { number, chunk, .. } if number != 1000 => {
+            let id: &tidelog_upload::multipart::AttemptId = id;
+            Some(ListedPart { number, tag: tag(&format!("t{}", id.0)), bytes: chunks[chunk as usize] })
+        }
+        _ => None,
+    };
+    let mut parts: Vec<_> = h.started.iter().filter_map(part).collect();
+    parts.reverse();
+    h.ended(list, Ok(Answer::Parts(parts)));
+    let again = h.only(is_part);
+    assert!(matches!(h.in_flight[&again].request, Request::Part { number: 2000, chunk: 999, .. }));
+    h.ok(again);
+    h.all_ok(is_complete);
+    assert_eq!(h.placement().bytes, 1_999_077);
+}
+
+#[test]
 fn an_upload_that_the_store_does_not_know_is_never_used_again() {
     let mut h = Harness::new(&[s3()], UploadOptions::default(), 1);
     h.object(&[CHUNK, CHUNK, 1000]);
