@@ -8,14 +8,16 @@
 //! left open there is closed here: folders that somebody else has just made, deletions, leftovers.
 #![forbid(unsafe_code)]
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
+use object_store::{MultipartUpload, PutResult};
 
 use crate::store::{ListedUpload, StoreErrorKind, UploadId};
 
@@ -33,6 +35,15 @@ pub(crate) struct Local {
     root: PathBuf,
     /// Folders below the root whose entries in their parents are known to be durable.
     synced: Mutex<HashSet<PathBuf>>,
+    /// Objects whose commit has not ended, or has and failed and could not be undone: what can be seen of them may not last.
+    unproven: Mutex<HashMap<PathBuf, Commit>>,
+}
+
+/// What became of the commit of an object that is not proven.
+#[derive(Debug, PartialEq, Eq)]
+enum Commit {
+    UnderWay,
+    Failed,
 }
 
 impl Local {
@@ -43,14 +54,10 @@ impl Local {
 
     /// The directory, which is there.
     pub(crate) fn open(root: &Path) -> Result<Local, object_store::Error> {
-        let failed = |error: io::Error| object_store::Error::Generic {
-            store: "local directory",
-            source: error.into(),
-        };
         let files = LocalFileSystem::new_with_prefix(root)?.with_fsync(true);
         // The files are found under the resolved path; the URL stays as it was given, a link may be moved on purpose.
         let root = fs::canonicalize(root).map_err(failed)?;
-        Ok(Local { files, root, synced: Mutex::default() })
+        Ok(Local { files, root, synced: Mutex::default(), unproven: Mutex::default() })
     }
 
     /// Why it is no bucket any more.
@@ -76,6 +83,44 @@ impl Local {
     /// Where an object is, or would be.
     pub(crate) fn file(&self, path: &ObjectPath) -> Result<PathBuf, object_store::Error> {
         self.files.path_to_filesystem(path)
+    }
+
+    /// Commits an upload, to the end also if nobody waits for that any more. Of one that fails nothing is left to be taken for
+    /// an object: a sync that succeeds after one that failed proves nothing.
+    pub(crate) async fn commit(
+        self: &Arc<Self>,
+        mut sink: Box<dyn MultipartUpload>,
+        path: &ObjectPath,
+    ) -> Result<PutResult, object_store::Error> {
+        let (local, file) = (Arc::clone(self), self.file(path)?);
+        self.unproven().insert(file.clone(), Commit::UnderWay);
+        let commit = async move {
+            let (to_sync, target) = (Arc::clone(&local), file.clone());
+            let done = match sink.complete().await {
+                Ok(done) => {
+                    blocking(move || to_sync.sync_folders_of(&target)).await.map(|()| done).map_err(failed)
+                }
+                Err(error) => Err(error),
+            };
+            let target = file.clone();
+            if done.is_ok() || blocking(move || remove_durably(&target)).await.is_ok() {
+                local.unproven().remove(&file);
+            } else {
+                local.unproven().insert(file, Commit::Failed);
+            }
+            done
+        };
+        to_its_end(commit).await
+    }
+
+    /// Whether what can be seen of an object may not last.
+    pub(crate) fn is_unproven(&self, file: &Path) -> bool {
+        self.unproven().contains_key(file)
+    }
+
+    /// An object was removed durably; if its commit is under way, it may be there again at once.
+    pub(crate) fn removed(&self, file: &Path) {
+        self.unproven().retain(|known, commit| known != file || *commit == Commit::UnderWay);
     }
 
     /// Makes the folders on the way to a file durable. `object_store` syncs those that it made itself, but not those that
@@ -131,8 +176,12 @@ impl Local {
         Ok(found)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<PathBuf>> {
+    fn lock(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
         self.synced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unproven(&self) -> MutexGuard<'_, HashMap<PathBuf, Commit>> {
+        self.unproven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -196,6 +245,20 @@ pub(crate) async fn blocking<T: Send + 'static>(
         Ok(handle) => handle.spawn_blocking(function).await.map_err(io::Error::other)?,
         Err(_) => function(),
     }
+}
+
+/// Runs a future that goes on when it is not waited for any more, if there is a runtime.
+async fn to_its_end<T: Send + 'static>(
+    future: impl Future<Output = Result<T, object_store::Error>> + Send + 'static,
+) -> Result<T, object_store::Error> {
+    match tokio::runtime::Handle::try_current() {
+        Ok(handle) => handle.spawn(future).await?,
+        Err(_) => future.await,
+    }
+}
+
+fn failed(error: io::Error) -> object_store::Error {
+    object_store::Error::Generic { store: "local directory", source: error.into() }
 }
 
 fn is_missing(error: &io::Error) -> bool {

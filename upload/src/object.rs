@@ -186,6 +186,21 @@ impl Bucket {
         Ok(())
     }
 
+    /// Refuses to tell of an object in a local directory that may be there and not last: being told of it is what proves a
+    /// commit whose answer was lost.
+    fn check_proven(&self, operation: Operation, name: &str, path: &ObjectPath) -> Result<(), StoreError> {
+        #[cfg(feature = "local")]
+        if let Staging::Local(local) = &self.staging {
+            let file = local.file(path).map_err(|error| self.failure(operation, name, error))?;
+            if local.is_unproven(&file) {
+                const WHY: &str = "its commit has not ended, or has failed; a power cut might take it away";
+                return Err(StoreError::caused(operation, &self.url, name, StoreErrorKind::Interrupted, WHY));
+            }
+        }
+        let _ = (operation, name, path);
+        Ok(())
+    }
+
     /// What is missing in a local directory is so perhaps because that is.
     async fn unless_absent(&self, error: StoreError) -> StoreError {
         #[cfg(feature = "local")]
@@ -239,7 +254,7 @@ impl Bucket {
         Ok(bytes)
     }
 
-    /// What is left to do after a commit: the folders of a local directory.
+    /// What is left to do after a PUT: the folders of a local directory.
     async fn settle(&self, operation: Operation, name: &str, path: &ObjectPath) -> Result<(), StoreError> {
         match &self.staging {
             #[cfg(feature = "local")]
@@ -397,9 +412,12 @@ impl Store for Bucket {
             let ended = self.writers.end(upload, parts);
             let (mut sink, bytes) =
                 ended.map_err(|kind| self.upload_error(Operation::Complete, upload, kind))?;
-            let done = sink.complete().await;
+            let done = match &self.staging {
+                #[cfg(feature = "local")]
+                Staging::Local(local) => local.commit(sink, &path).await,
+                _ => sink.complete().await,
+            };
             let done = done.map_err(|error| self.failure(Operation::Complete, name, error))?;
-            self.settle(Operation::Complete, name, &path).await?;
             // A writer that lost bytes says so nowhere else.
             let found = self.meta(Operation::Complete, name, &path).await?.size;
             if found != bytes {
@@ -449,6 +467,7 @@ impl Store for Bucket {
     fn head<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<ListedObject, StoreError>> {
         Box::pin(async move {
             let path = self.path(Operation::Head, name)?;
+            self.check_proven(Operation::Head, name, &path)?;
             let meta = self.meta(Operation::Head, name, &path).await?;
             Ok(listed(name.to_owned(), meta))
         })
@@ -461,7 +480,9 @@ impl Store for Bucket {
             #[cfg(feature = "local")]
             if let Staging::Local(local) = &self.staging {
                 let file = local.file(&path).map_err(|error| self.failure(Operation::Delete, name, error))?;
-                let outcome = local::blocking(move || local::remove_durably(&file)).await;
+                let local = Arc::clone(local);
+                let removal = move || local::remove_durably(&file).map(|()| local.removed(&file));
+                let outcome = local::blocking(removal).await;
                 return outcome.map_err(|error| self.failure(Operation::Delete, name, error));
             }
             match self.inner.delete(&path).await {
@@ -619,6 +640,122 @@ mod tests {
             let full = io::Error::from(ErrorKind::StorageFull).to_string();
             assert!(later.to_string().contains(&full), "{later}");
         }
+    }
+
+    /// A writer that renames its file, and then waits for leave to end or fails to sync.
+    #[cfg(feature = "local")]
+    #[derive(Debug)]
+    struct Renamed {
+        file: PathBuf,
+        end: Option<tokio::sync::oneshot::Receiver<()>>,
+        syncs: bool,
+    }
+
+    #[cfg(feature = "local")]
+    impl object_store::MultipartUpload for Renamed {
+        fn put_part(&mut self, _: PutPayload) -> object_store::UploadPart {
+            unreachable!("it is written already")
+        }
+
+        fn complete<'a, 'b>(&'a mut self) -> BoxFuture<'b, object_store::Result<object_store::PutResult>>
+        where
+            'a: 'b,
+        {
+            let (file, end, syncs) = (self.file.clone(), self.end.take(), self.syncs);
+            Box::pin(async move {
+                std::fs::write(file, "").unwrap();
+                if let Some(end) = end {
+                    end.await.unwrap();
+                }
+                let source = Box::new(io::Error::from_raw_os_error(5));
+                let done =
+                    object_store::PutResult { e_tag: None, version: None, extensions: Default::default() };
+                syncs.then_some(done).ok_or(object_store::Error::Generic { store: "local", source })
+            })
+        }
+
+        fn abort<'a, 'b>(&'a mut self) -> BoxFuture<'b, object_store::Result<()>>
+        where
+            'a: 'b,
+        {
+            unreachable!("it is committed")
+        }
+    }
+
+    #[cfg(feature = "local")]
+    fn directory_bucket(root: &std::path::Path) -> Bucket {
+        let local = Arc::new(Local::open(root).unwrap());
+        Bucket::new("file:///bucket", Arc::new(local.files()), Staging::Local(local))
+    }
+
+    #[test]
+    #[cfg(feature = "local")]
+    fn an_object_whose_folder_could_not_be_synced_is_not_there() {
+        let root = tempfile::TempDir::new().unwrap();
+        let bucket = directory_bucket(root.path());
+        let writer = Renamed { file: root.path().join("a"), end: None, syncs: false };
+        let id = bucket.writers.add("a", Box::new(writer));
+        let complete = bucket.complete(UploadRef { name: "a", id: &id }, &[]);
+        let error = crate::block_on(complete).unwrap_err();
+        assert_eq!(*error.kind(), StoreErrorKind::Interrupted);
+        assert!(crate::block_on(bucket.head("a")).unwrap_err().is_not_found());
+    }
+
+    #[test]
+    #[cfg(feature = "local")]
+    fn an_object_whose_commit_was_given_up_is_proven_by_its_end() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        for syncs in [true, false] {
+            let root = tempfile::TempDir::new().unwrap();
+            let (file, bucket) = (root.path().join("a"), directory_bucket(root.path()));
+            let (leave, end) = tokio::sync::oneshot::channel();
+            let id = bucket.writers.add("a", Box::new(Renamed { file: file.clone(), end: Some(end), syncs }));
+            runtime.block_on(async {
+                let mut complete = bucket.complete(UploadRef { name: "a", id: &id }, &[]);
+                poll_fn(|context| {
+                    assert!(complete.as_mut().poll(context).is_pending());
+                    std::task::Poll::Ready(())
+                })
+                .await;
+                while !file.exists() {
+                    tokio::task::yield_now().await;
+                }
+                drop(complete);
+                assert_eq!(*bucket.head("a").await.unwrap_err().kind(), StoreErrorKind::Interrupted);
+                bucket.delete("a").await.unwrap();
+                std::fs::write(&file, "").unwrap();
+                assert_eq!(*bucket.head("a").await.unwrap_err().kind(), StoreErrorKind::Interrupted);
+                leave.send(()).unwrap();
+                let ended = loop {
+                    match bucket.head("a").await {
+                        Err(error) if *error.kind() == StoreErrorKind::Interrupted => {}
+                        ended => break ended,
+                    }
+                    tokio::task::yield_now().await;
+                };
+                assert_eq!(ended.map_err(|error| error.is_not_found()).is_ok(), syncs);
+                assert_eq!(file.exists(), syncs);
+            });
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "local")]
+    fn an_object_that_failed_and_cannot_be_removed_is_never_told_of() {
+        let root = tempfile::TempDir::new().unwrap();
+        let bucket = directory_bucket(root.path());
+        let writer = Renamed { file: root.path().join("b"), end: None, syncs: false };
+        let id = bucket.writers.add("x/a", Box::new(writer));
+        // A link to itself stands in the way.
+        std::os::unix::fs::symlink("x", root.path().join("x")).unwrap();
+        crate::block_on(bucket.complete(UploadRef { name: "x/a", id: &id }, &[])).unwrap_err();
+        std::fs::remove_file(root.path().join("x")).unwrap();
+        std::fs::create_dir(root.path().join("x")).unwrap();
+        std::fs::write(root.path().join("x/a"), "").unwrap();
+        let head = || crate::block_on(bucket.head("x/a")).map_err(|error| error.kind().clone());
+        assert_eq!(head().unwrap_err(), StoreErrorKind::Interrupted);
+        crate::block_on(bucket.delete("x/a")).unwrap();
+        assert_eq!(head().unwrap_err(), StoreErrorKind::NotFound);
     }
 
     #[test]
