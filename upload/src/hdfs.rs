@@ -13,8 +13,8 @@ use object_store::prefix::PrefixStore;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use url::Url;
 
-use crate::object::{Bucket, Staging, failure};
-use crate::store::{ListedUpload, Operation, Store, StoreError, StoreErrorKind, UploadId};
+use crate::object::{Bucket, Staging, failure, staged_id};
+use crate::store::{ListedUpload, Operation, Store, StoreError, StoreErrorKind};
 
 /// Opens `hdfs://host:port/prefix`, or `hdfs://nameservice/prefix` with the configuration in `HADOOP_CONF_DIR`.
 pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
@@ -40,22 +40,25 @@ pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
 pub(crate) fn staged(entry: &ObjectMeta) -> Option<ListedUpload> {
     let (folder, file) = entry.location.as_ref().rsplit_once('/').unwrap_or(("", entry.location.as_ref()));
     let (file, number) = file.strip_prefix('.')?.rsplit_once(".tmp.")?;
-    if file.is_empty() || number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+    if file.is_empty() {
         return None;
     }
     Some(ListedUpload {
         name: if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") },
-        id: UploadId(format!("#{number}").into()),
+        id: staged_id(number)?,
         created: Some(entry.last_modified.into()),
     })
 }
 
-/// Removes the temporary files of an object's uploads. To delete what is not there is no error, so each is looked at first.
+/// Removes the temporary file of this number, or without one those of an object's uploads up to the first number that is
+/// free. To delete what is not there is no error, so each is looked at first.
 pub(crate) async fn remove_staged(
     store: &dyn ObjectStore,
     path: &ObjectPath,
+    number: Option<u64>,
 ) -> Result<(), object_store::Error> {
-    for number in 1.. {
+    let numbers = number.map_or(1..=u64::MAX, |number| number..=number);
+    for number in numbers {
         let staged = staged_path(path, number);
         match store.head(&staged).await {
             Ok(_) => store.delete(&staged).await?,
@@ -66,7 +69,7 @@ pub(crate) async fn remove_staged(
     Ok(())
 }
 
-fn staged_path(path: &ObjectPath, number: u32) -> ObjectPath {
+fn staged_path(path: &ObjectPath, number: u64) -> ObjectPath {
     let (folder, file) = path.as_ref().rsplit_once('/').unwrap_or(("", path.as_ref()));
     ObjectPath::from(format!("{folder}/.{file}.tmp.{number}"))
 }
@@ -92,6 +95,21 @@ mod tests {
         for name in ["a/b", "a/b.tmp.1", "a/.b.tmp.", "a/.b.tmp.x", "a/..tmp.1", ".tmp.1/b"] {
             assert!(staged(&entry(name)).is_none(), "{name}");
         }
+    }
+
+    #[test]
+    fn of_two_temporary_files_the_one_of_the_number_is_removed() {
+        let store = object_store::memory::InMemory::new();
+        let path = ObjectPath::from("a/b");
+        let put = |number| crate::block_on(store.put(&staged_path(&path, number), "".into())).map(drop);
+        let is_there = |number| crate::block_on(store.head(&staged_path(&path, number))).is_ok();
+        put(2).unwrap();
+        put(3).unwrap();
+        crate::block_on(remove_staged(&store, &path, Some(3))).unwrap();
+        assert!(is_there(2) && !is_there(3));
+        put(1).unwrap();
+        crate::block_on(remove_staged(&store, &path, None)).unwrap();
+        assert!(!is_there(1) && !is_there(2));
     }
 
     #[test]

@@ -19,7 +19,8 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{MultipartUpload, PutResult};
 
-use crate::store::{ListedUpload, StoreErrorKind, UploadId};
+use crate::object::staged_id;
+use crate::store::{ListedUpload, StoreErrorKind};
 
 /// How many folders a bucket remembers as durable before it starts anew.
 const SYNCED_FOLDERS_MAX: usize = 65_536;
@@ -165,10 +166,9 @@ impl Local {
                     folders.push((entry.path(), full));
                 } else if let Some((name, number)) = full.rsplit_once(STAGED)
                     && name.starts_with(prefix)
-                    && number.bytes().all(|byte| byte.is_ascii_digit())
+                    && let Some(id) = staged_id(number)
                 {
                     let created = entry.metadata().and_then(|data| data.modified()).ok();
-                    let id = UploadId(format!("{STAGED}{number}").into());
                     found.push(ListedUpload { name: name.to_owned(), id, created });
                 }
             }
@@ -216,16 +216,18 @@ pub(crate) fn remove_durably(file: &Path) -> io::Result<()> {
         Err(error) if !is_missing(&error) => return Err(error),
         _ => {}
     }
-    remove_staged(file)?;
+    remove_staged(file, None)?;
     match file.parent().map(sync_folder) {
         Some(Err(error)) if !is_missing(&error) => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Removes the temporary files of an object's uploads.
-pub(crate) fn remove_staged(file: &Path) -> io::Result<()> {
-    for number in 1.. {
+/// Removes the temporary file of this number, or without one those of an object's uploads up to the first number that is
+/// free.
+pub(crate) fn remove_staged(file: &Path, number: Option<u64>) -> io::Result<()> {
+    let numbers = number.map_or(1..=u64::MAX, |number| number..=number);
+    for number in numbers {
         let mut staged = file.as_os_str().to_owned();
         staged.push(format!("{STAGED}{number}"));
         match fs::remove_file(&staged) {

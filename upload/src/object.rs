@@ -271,27 +271,28 @@ impl Bucket {
         }
     }
 
-    /// Removes what dead uploads of an object have left.
+    /// Removes what dead uploads of an object have left, or the one of this number.
     async fn remove_staged(
         &self,
         operation: Operation,
         name: &str,
         path: &ObjectPath,
+        number: Option<u64>,
     ) -> Result<(), StoreError> {
         match &self.staging {
             #[cfg(feature = "local")]
             Staging::Local(local) => {
                 let file = local.file(path).map_err(|error| self.failure(operation, name, error))?;
-                let outcome = local::blocking(move || local::remove_staged(&file)).await;
+                let outcome = local::blocking(move || local::remove_staged(&file, number)).await;
                 outcome.map_err(|error| self.failure(operation, name, error))
             }
             #[cfg(feature = "hdfs")]
             Staging::Hdfs => {
-                let outcome = hdfs::remove_staged(&*self.inner, path).await;
+                let outcome = hdfs::remove_staged(&*self.inner, path, number).await;
                 outcome.map_err(|error| self.failure(operation, name, error))
             }
             Staging::Nowhere => {
-                let _ = (operation, name, path);
+                let _ = (operation, name, path, number);
                 Ok(())
             }
         }
@@ -439,7 +440,7 @@ impl Store for Bucket {
                 return Ok(());
             }
             self.check_there(Operation::Abort, upload.name).await?;
-            self.remove_staged(Operation::Abort, upload.name, &path).await
+            self.remove_staged(Operation::Abort, upload.name, &path, staged_number(upload.id)).await
         })
     }
 
@@ -489,7 +490,7 @@ impl Store for Bucket {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(self.failure(Operation::Delete, name, error)),
             }
-            self.remove_staged(Operation::Delete, name, &path).await
+            self.remove_staged(Operation::Delete, name, &path, None).await
         })
     }
 
@@ -511,6 +512,19 @@ impl Store for Bucket {
             Ok(found)
         })
     }
+}
+
+/// The id of an upload whose process died, by the number of its temporary file.
+#[cfg(any(feature = "local", feature = "hdfs"))]
+pub(crate) fn staged_id(number: &str) -> Option<UploadId> {
+    // As it is written, or another file would be removed for it.
+    let number = number.parse::<u64>().ok().filter(|parsed| parsed.to_string() == number)?;
+    Some(UploadId(format!("#{number}").into()))
+}
+
+/// The number of the temporary file of an upload whose process died.
+fn staged_number(id: &UploadId) -> Option<u64> {
+    id.0.strip_prefix('#')?.parse().ok()
 }
 
 pub(crate) fn payload(body: &Body) -> PutPayload {

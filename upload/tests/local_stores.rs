@@ -324,6 +324,36 @@ fn what_a_dead_process_left_is_listed_and_removed() {
 }
 
 #[test]
+fn of_dead_uploads_of_one_object_each_is_removed_by_its_id() {
+    let directory = TempDir::new().unwrap();
+    let url = url_of(directory.path());
+    let dead = open_store(&url).unwrap();
+    for _ in 0..3 {
+        block_on(Upload::begin(&*dead, "a")).unwrap();
+    }
+    std::mem::forget(dead);
+
+    let store = open_store(&url).unwrap();
+    // None of ours.
+    for name in ["a#", "a#03", "a#x"] {
+        fs::write(directory.path().join(name), "").unwrap();
+    }
+    let ids = || -> Vec<_> {
+        block_on(store.list_uploads("")).unwrap().into_iter().map(|upload| upload.id).collect()
+    };
+    let [first, second, third] = &ids()[..] else { panic!("three of them") };
+    let abort = |id: &UploadId| block_on(store.abort(UploadRef { name: "a", id })).unwrap();
+    abort(first);
+    assert_eq!(ids(), [second.clone(), third.clone()]);
+    abort(third);
+    abort(third);
+    assert_eq!(ids(), std::slice::from_ref(second));
+    abort(second);
+    assert_eq!(ids(), []);
+    assert_eq!(files_below(directory.path()).len(), 3);
+}
+
+#[test]
 fn deletion_may_be_repeated() {
     each_store(|case| {
         case.run(case.store.delete("never/was")).unwrap();
