@@ -246,10 +246,14 @@ impl Bucket {
         }
         let bytes = answer.bytes().await.map_err(|cause| self.failure(Operation::Get, name, cause))?;
         if bytes.len() as u64 != end - start {
-            return Err(error(StoreErrorKind::WrongSize {
-                expected: end - start,
-                found: bytes.len() as u64,
-            }));
+            const WHY: &str = "the answer has another number of bytes than it says";
+            return Err(StoreError::caused(
+                Operation::Get,
+                &self.url,
+                name,
+                StoreErrorKind::Interrupted,
+                WHY,
+            ));
         }
         Ok(bytes)
     }

@@ -222,15 +222,16 @@ impl S3 {
                 StoreError::caused(Operation::Get, &self.url, name, StoreErrorKind::Interrupted, error)
             })?;
             let Some(frame) = frame else { break };
+            let so_far = first.as_ref().map_or(whole.len(), Bytes::len);
+            if so_far + frame.len() > length {
+                return Err(self.nonsense(Operation::Get, name, "the answer has more bytes than it says"));
+            }
             if frame.len() == length {
                 first = Some(frame);
                 continue;
             }
             if whole.is_empty() {
                 whole.reserve(length);
-            }
-            if first.is_some() || whole.len() + frame.len() > length {
-                return Err(self.nonsense(Operation::Get, name, "the answer has more bytes than it says"));
             }
             whole.extend_from_slice(&frame);
             if let Some(watch) = &mut watch {
@@ -239,8 +240,7 @@ impl S3 {
         }
         let bytes = first.unwrap_or_else(|| whole.freeze());
         if bytes.len() != length {
-            let kind = StoreErrorKind::WrongSize { expected: end - start, found: bytes.len() as u64 };
-            return Err(self.error(Operation::Get, name, kind));
+            return Err(self.nonsense(Operation::Get, name, "the answer has fewer bytes than it says"));
         }
         Ok(bytes)
     }

@@ -286,6 +286,13 @@ fn a_success_with_an_error_in_its_body_is_no_success() {
 #[test]
 fn a_range_is_exactly_that() {
     let full = answer("206 Partial", &["Content-Range: bytes 2-5/10"], "2345");
+    let chunked = |pieces: &[&str]| {
+        let pieces: String = pieces.iter().map(|piece| format!("{:x}\r\n{piece}\r\n", piece.len())).collect();
+        format!(
+            "HTTP/1.1 206 X\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 2-5/10\r\nConnection: close\r\n\r\n\
+             {pieces}0\r\n\r\n"
+        )
+    };
     let cases = [
         (vec![full], Ok("2345")),
         // The server took no notice of the range.
@@ -307,6 +314,14 @@ fn a_range_is_exactly_that() {
             ],
             Err(StoreErrorKind::Interrupted),
         ),
+        // Pieces, and no length but that of the range.
+        (vec![chunked(&["23", "45"])], Ok("2345")),
+        (vec![chunked(&["2345"])], Ok("2345")),
+        (vec![chunked(&["x", "2345"])], Err(StoreErrorKind::Interrupted)),
+        (vec![chunked(&["2345", "x"])], Err(StoreErrorKind::Interrupted)),
+        (vec![chunked(&["2345", "2345"])], Err(StoreErrorKind::Interrupted)),
+        (vec![chunked(&["2", "3"])], Err(StoreErrorKind::Interrupted)),
+        (vec![chunked(&[])], Err(StoreErrorKind::Interrupted)),
         (
             vec![status(416, "InvalidRange"), answer("200 OK", &[], "12").replace("12", "")],
             Err(StoreErrorKind::OutOfRange { start: 2, end: 6, size: 2 }),
