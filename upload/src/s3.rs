@@ -16,9 +16,11 @@ mod body;
 mod client;
 mod errors;
 
+use std::collections::HashSet;
 use std::env;
 use std::error::Error as StdError;
 use std::future::Future;
+use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -402,7 +404,7 @@ impl Store for S3 {
             let (operation, name) = (Operation::ListParts, upload.name);
             let key = self.key(operation, name)?;
             let mut found: Vec<ListedPart> = Vec::new();
-            let mut marker: Option<String> = None;
+            let (mut marker, mut begun): (Option<String>, _) = (None, HashSet::new());
             loop {
                 let page = self
                     .send(operation, name, Lane::Primary, |client| {
@@ -432,7 +434,7 @@ impl Store for S3 {
                 if page.is_truncated() != Some(true) {
                     break;
                 }
-                marker = Some(self.advance(operation, name, marker, next)?);
+                marker = Some(self.advance(operation, name, &mut begun, next)?);
             }
             found.sort_unstable_by_key(|part| part.number);
             Ok(found)
@@ -496,7 +498,7 @@ impl Store for S3 {
             let operation = Operation::ListUploads;
             let (asked, wanted) = self.key_prefix(operation, prefix)?;
             let mut found = Vec::new();
-            let mut marker: Option<(String, Option<String>)> = None;
+            let (mut marker, mut begun): (Option<(String, Option<String>)>, _) = (None, HashSet::new());
             loop {
                 let page = self
                     .send(operation, prefix, Lane::Primary, |client| {
@@ -523,7 +525,7 @@ impl Store for S3 {
                 let next = page
                     .next_key_marker()
                     .map(|key| (key.to_owned(), page.next_upload_id_marker().map(str::to_owned)));
-                marker = Some(self.advance(operation, prefix, marker, next)?);
+                marker = Some(self.advance(operation, prefix, &mut begun, next)?);
             }
             found.sort_unstable_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
             Ok(found)
@@ -568,7 +570,7 @@ impl Store for S3 {
             let operation = Operation::List;
             let (asked, wanted) = self.key_prefix(operation, prefix)?;
             let mut found = Vec::new();
-            let mut marker: Option<String> = None;
+            let (mut marker, mut begun): (Option<String>, _) = (None, HashSet::new());
             loop {
                 let page = self
                     .send(operation, prefix, Lane::Primary, |client| {
@@ -599,7 +601,7 @@ impl Store for S3 {
                     break;
                 }
                 let next = page.next_continuation_token().map(str::to_owned);
-                marker = Some(self.advance(operation, prefix, marker, next)?);
+                marker = Some(self.advance(operation, prefix, &mut begun, next)?);
             }
             found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             Ok(found)
@@ -622,15 +624,15 @@ impl S3 {
         key.strip_prefix(&self.address.prefix).map(str::to_owned)
     }
 
-    /// The marker of the next page; one that stays the same would never end.
-    fn advance<M: PartialEq>(
+    /// The marker of the next page, which no page before began at: such a listing would never end.
+    fn advance<M: Clone + Eq + Hash>(
         &self,
         operation: Operation,
         name: &str,
-        marker: Option<M>,
+        begun: &mut HashSet<M>,
         next: Option<M>,
     ) -> Result<M, StoreError> {
-        next.filter(|next| marker.as_ref() != Some(next))
+        next.filter(|next| begun.insert(next.clone()))
             .ok_or_else(|| self.nonsense(operation, name, "the listing goes on without saying where"))
     }
 }

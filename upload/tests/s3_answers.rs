@@ -378,6 +378,12 @@ fn listings_go_on_to_their_end_and_not_beyond() {
     let error = run(endless.store("anonymous=true").list("")).unwrap_err();
     assert_eq!(*error.kind(), StoreErrorKind::Interrupted);
     assert_eq!(endless.requests().len(), 2);
+
+    let other = more.replace("<NextContinuationToken>t", "<NextContinuationToken>u");
+    let circle = Server::start(&[page(more, &[]), page(&other, &[]), page(more, &[])]);
+    let error = run(circle.store("anonymous=true").list("")).unwrap_err();
+    assert_eq!(*error.kind(), StoreErrorKind::Interrupted);
+    assert_eq!(circle.requests().len(), 3);
 }
 
 #[test]
