@@ -26,6 +26,9 @@ const FIRST_GAIN: f64 = 4.0;
 /// The window over which the rate of the interface is averaged.
 const METER: Duration = Duration::from_millis(250);
 
+/// A canary is waited for that long at least, whether or not it comes in time: its answer says how far the bucket is.
+const CANARY_LIMIT_MIN: Duration = Duration::from_secs(2);
+
 /// Complete is tracked apart for objects of less than 16, 256, 4,096 and more parts.
 const COMPLETE_CLASSES: usize = 4;
 
@@ -47,6 +50,9 @@ pub struct Policy {
     meter: Meter,
     /// By bucket, whether its requests tell how far they have come.
     progress_seen: Vec<bool>,
+    /// By bucket, how many times as long as expected a canary may take. It doubles with each that came through too late, so
+    /// that a bucket far away, over a connection that must be made first, is not open for ever.
+    canary_patience: Vec<f64>,
     stats: PolicyStats,
 }
 
@@ -149,6 +155,7 @@ impl Policy {
             freed: false,
             meter: Meter { bytes: 0.0, at: None, since: None },
             progress_seen: vec![false; buckets.len()],
+            canary_patience: vec![1.0; buckets.len()],
             stats: PolicyStats::default(),
             options,
             buckets,
@@ -172,12 +179,19 @@ impl Policy {
     pub fn canary(&mut self, now: Instant) -> Option<Canary> {
         let bucket = self.health.canary(now)?;
         self.stats.canaries += 1;
-        Some(Canary { bucket, timeout: self.canary_limit(bucket) })
+        Some(Canary { bucket, timeout: self.canary_limit(bucket).max(CANARY_LIMIT_MIN) })
     }
 
     /// How a canary went: whether the PUT succeeded, and how long it took.
     pub fn canary_ended(&mut self, bucket: BucketIndex, succeeded: bool, took: Duration, now: Instant) {
-        let healthy = succeeded && took <= self.canary_limit(bucket);
+        let limit = self.canary_limit(bucket);
+        let healthy = succeeded && took <= limit;
+        let patience = &mut self.canary_patience[bucket.0];
+        if succeeded && !healthy {
+            *patience *= 2.0;
+        } else if succeeded && took <= limit.div_f64(*patience) {
+            *patience = 1.0;
+        }
         self.health.canary_ended(bucket, healthy, now);
     }
 
@@ -437,7 +451,8 @@ impl Policy {
     }
 
     fn canary_limit(&self, bucket: BucketIndex) -> Duration {
-        self.delay(bucket, Work::Data(0)).max(self.expected(bucket, Work::Data(0)) * 3)
+        let expected = self.delay(bucket, Work::Data(0)).max(self.expected(bucket, Work::Data(0)) * 3);
+        expected.mul_f64(self.canary_patience[bucket.0])
     }
 
     fn class(&self, bucket: BucketIndex) -> &Class {
@@ -497,6 +512,38 @@ mod tests {
     use super::*;
     use crate::sim::SimStore;
     use crate::store::Store;
+
+    fn two_buckets() -> Policy {
+        let capabilities = SimStore::new(1).capabilities().clone();
+        let bucket = Bucket { url: "sim://1".into(), capabilities };
+        Policy::new(UploadOptions::default(), vec![bucket.clone(), bucket], 1)
+    }
+
+    #[test]
+    fn a_bucket_far_away_does_not_stay_open() {
+        let mut policy = two_buckets();
+        let (far, mut now) = (BucketIndex(0), Instant::now());
+        let mut canaries_until_closed = |policy: &mut Policy, took: Duration| {
+            (0..3).for_each(|_| policy.judge(far, Verdict::Failed, now));
+            for canaries in 1..10 {
+                now = policy.deadline().expect("a canary is due");
+                let canary = policy.canary(now).expect("it is due");
+                assert!(canary.timeout >= CANARY_LIMIT_MIN);
+                policy.canary_ended(far, took <= canary.timeout, took, now);
+                if policy.breaker(far, now) != Breaker::Open {
+                    return canaries;
+                }
+            }
+            9
+        };
+        // A connection is made, in three round trips of 200 ms.
+        assert_eq!(canaries_until_closed(&mut policy, Duration::from_millis(700)), 3);
+        assert_eq!(canaries_until_closed(&mut policy, Duration::from_millis(700)), 1);
+        // One as fast as a near bucket's: then 700 ms are a slow bucket again.
+        assert_eq!(canaries_until_closed(&mut policy, Duration::from_millis(100)), 1);
+        assert_eq!(canaries_until_closed(&mut policy, Duration::from_millis(700)), 3);
+        assert_eq!(canaries_until_closed(&mut policy, Duration::from_secs(10)), 9);
+    }
 
     #[test]
     fn d_is_where_it_belongs_after_some_dozen_requests_and_one_late_one_does_not_spoil_it() {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use tidelog_upload::bucket::{BucketHealth, Health};
 use tidelog_upload::multipart::Placement;
 use tidelog_upload::sim::SimStore;
 use tidelog_upload::{
@@ -500,6 +501,16 @@ fn a_caller_that_keeps_to_the_budget_never_waits_for_itself() {
 
 #[test]
 fn canaries_bring_a_bucket_back() {
+    bring_back(None);
+}
+
+#[test]
+fn canaries_that_may_not_be_removed_bring_a_bucket_back_every_time() {
+    bring_back(Some(Trap::Fail));
+}
+
+/// What becomes of the removal of canaries is up to `removal`.
+fn bring_back(removal: Option<Trap>) {
     // Which bucket is sick, and how many canaries it was sent.
     let sick = Arc::new(AtomicUsize::new(usize::MAX));
     let canaries = Arc::new(AtomicU64::new(0));
@@ -510,7 +521,11 @@ fn canaries_bring_a_bucket_back() {
                 if operation == Operation::Put && name.starts_with("canary") {
                     canaries.fetch_add(1, Ordering::Relaxed);
                 }
-                (operation == Operation::Put && sick.load(Ordering::Relaxed) == bucket).then_some(Trap::Never)
+                match operation {
+                    Operation::Put if sick.load(Ordering::Relaxed) == bucket => Some(Trap::Never),
+                    Operation::Delete if name.starts_with("canary") => removal,
+                    _ => None,
+                }
             })
         })
         .collect();
@@ -528,21 +543,48 @@ fn canaries_bring_a_bucket_back() {
         outcome(&driver, &time, leftovers);
         placement.pieces[0].bucket
     };
-    let home = upload();
-    sick.store(home.0, Ordering::Relaxed);
-    // It is found to be sick, left alone, and looked at in the background without any upload.
-    while driver.tick(time.now()).is_none() {
-        upload();
-        time.reach(time.now() + Duration::from_secs(600));
+    for _ in 0..2 {
+        let home = upload();
+        sick.store(home.0, Ordering::Relaxed);
+        // It is found to be sick, left alone, and looked at in the background without any upload.
+        while driver.tick(time.now()).is_none() {
+            upload();
+            time.reach(time.now() + Duration::from_secs(600));
+        }
+        let sent = canaries.load(Ordering::Relaxed);
+        run_until(&driver, &time, || canaries.load(Ordering::Relaxed) > sent + 1);
+        assert_ne!(upload(), home);
+        sick.store(usize::MAX, Ordering::Relaxed);
+        let sent = canaries.load(Ordering::Relaxed);
+        run_until(&driver, &time, || canaries.load(Ordering::Relaxed) > sent);
+        assert_eq!(upload(), home);
     }
-    run_until(&driver, &time, || canaries.load(Ordering::Relaxed) > 1);
-    assert_ne!(upload(), home);
-    sick.store(usize::MAX, Ordering::Relaxed);
-    let sent = canaries.load(Ordering::Relaxed);
-    run_until(&driver, &time, || canaries.load(Ordering::Relaxed) > sent);
-    assert_eq!(upload(), home);
-    for store in &stores {
-        assert!(store.inner.objects().keys().all(|name| !name.starts_with("canary")));
+    let is_canary = |name: &String| name.starts_with("canary");
+    let left = stores.iter().filter(|store| store.inner.objects().keys().any(is_canary)).count();
+    assert_eq!(left, usize::from(removal.is_some()));
+}
+
+#[test]
+fn a_bucket_that_does_not_answer_keeps_no_canary_from_flying() {
+    let canaries = Arc::new(AtomicU64::new(0));
+    let counting = Arc::clone(&canaries);
+    let dead = Trapped::new(SimStore::new(0), move |operation, name, _| {
+        if operation == Operation::Put && name.starts_with("canary") {
+            counting.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(Trap::Never)
+    });
+    let mut options = small_parts();
+    options.hedging = HedgeOptions::default();
+    let (driver, time) = inline(vec![Arc::new(dead), Arc::new(SimStore::new(1))], options);
+    let bad = BucketHealth { good: 0.0, bad: 9.0 };
+    driver.merge_health(&[Health { buckets: vec![bad, BucketHealth::default()] }]);
+    // The time between them is that of the policy alone: 15 s, 30 s, 60 s.
+    let mut passed = Duration::ZERO;
+    for (sent, pause) in [(1, 15), (2, 30), (3, 60)] {
+        run_until(&driver, &time, || canaries.load(Ordering::Relaxed) == sent);
+        assert!(time.passed() - passed < Duration::from_secs(pause + 5), "{:?}", time.passed());
+        passed = time.passed();
     }
 }
 

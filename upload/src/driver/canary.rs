@@ -15,7 +15,7 @@ use super::timers::Sleep;
 use super::{Core, What, requests};
 use crate::hedge::Canary;
 use crate::metrics;
-use crate::store::{Body, Lane, Operation};
+use crate::store::{Body, Lane, Operation, StoreErrorKind};
 
 /// How canaries are called if their owner did not say.
 const NAME: &str = "canary";
@@ -91,7 +91,7 @@ async fn wait(core: &Core) {
     .await;
 }
 
-async fn fly(core: &Core, canary: Canary) {
+async fn fly(core: &Arc<Core>, canary: Canary) {
     let Canary { bucket, timeout } = canary;
     // Always the same: what one of them left behind, the next one takes along.
     let name = core.canary_name.get().map_or(NAME, String::as_str).to_owned();
@@ -104,12 +104,20 @@ async fn fly(core: &Core, canary: Canary) {
         Box::pin(async move { store.put(&name, body, Lane::Hedge).await })
     };
     let outcome = core.attempt(what, Lane::Hedge, timeout, Cancel::default(), put).await;
+    // One that may not be removed stays, and where writes are conditional none can take its place: then that is said.
+    let outcome = outcome.map(drop).or_else(|error| match error.kind() {
+        StoreErrorKind::Exists => Ok(()),
+        _ => Err(error),
+    });
     let now = core.timers.now();
     let took = now.saturating_duration_since(started);
     metrics::canary(&core.labels[bucket.0], metrics::outcome_label(&outcome));
     core.policy().canary_ended(bucket, outcome.is_ok(), took, now);
-    // Also after a failure: it may have arrived.
-    if let Err(error) = requests::remove(core, bucket, &name).await {
-        tracing::warn!(%error, "a canary is left in a bucket");
-    }
+    // Also after a failure: it may have arrived. A bucket that does not answer keeps no other from being looked at.
+    let remover = Arc::clone(core);
+    core.executor.spawn(async move {
+        if let Err(error) = requests::remove(&remover, bucket, &name).await {
+            tracing::warn!(%error, "a canary is left in a bucket");
+        }
+    });
 }
