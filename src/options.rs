@@ -139,7 +139,7 @@ impl Options {
 
     /// How uploads use the network and when they race, see [`UploadOptions`]. Its `budget_bytes`, `part_bytes` and
     /// `object_timeout` are not taken: the [memory budget](Self::memory_bytes), [`part_bytes`](Self::part_bytes) and
-    /// [`persist_timeout`](Self::persist_timeout) say them.
+    /// [`persist_timeout`](Self::persist_timeout) say them. What [`UploadOptions::check`] refuses is refused at open.
     #[must_use]
     pub fn uploads(mut self, uploads: UploadOptions) -> Options {
         self.uploads = uploads;
@@ -454,7 +454,12 @@ impl Options {
             "value_bytes_max",
             self.value_bytes_max,
             "1 byte to a quarter of the memory budget, below 1 GiB",
-        )
+        )?;
+        self.upload_options().check().map_err(|error| OptionError {
+            option: error.option,
+            value: error.value,
+            remedy: error.remedy.to_owned(),
+        })
     }
 }
 
@@ -509,6 +514,11 @@ mod tests {
     #[test]
     fn what_cannot_work_is_named() {
         let options = || Options::new("file:///b", "/d");
+        let stalled = || {
+            let mut uploads = UploadOptions::default();
+            uploads.hedging.stall_timeout = Duration::MAX;
+            uploads
+        };
         for (bad, name) in [
             (options().group("a/b"), "group"),
             (options().persist_timeout(Duration::ZERO), "persist_timeout"),
@@ -527,6 +537,7 @@ mod tests {
             (options().part_bytes(1), "part_bytes"),
             (options().memory_bytes(1 << 20), "memory_bytes"),
             (options().value_bytes_max(1 << 29), "value_bytes_max"),
+            (options().uploads(stalled()), "stall_timeout"),
         ] {
             let error = bad.check().unwrap_err();
             assert_eq!(error.option, name);

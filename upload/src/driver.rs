@@ -46,7 +46,7 @@ use crate::bucket::{Bucket, BucketIndex};
 use crate::chunk::{ChunkSizes, ChunkSizesError};
 use crate::hedge::{Breaker, Health, Policy, PolicyStats};
 use crate::metrics;
-use crate::options::UploadOptions;
+use crate::options::{UploadOptionError, UploadOptions};
 use crate::store::{BoxFuture, Lane, Operation, Store, StoreError, StoreErrorKind};
 
 /// The most threads of an own runtime that may block in a local file system at a time.
@@ -74,6 +74,9 @@ pub enum DriverError {
     /// The stores do not go together.
     #[error(transparent)]
     ChunkSizes(#[from] ChunkSizesError),
+    /// A value of the options cannot work.
+    #[error(transparent)]
+    Option(#[from] UploadOptionError),
     /// The handle belongs to a current-thread runtime, where a task that waits for an upload would wait for itself.
     #[error(
         "uploads cannot run on a current-thread tokio runtime: they would deadlock with the task that waits for them; \
@@ -304,6 +307,7 @@ impl Prepared {
         if stores.is_empty() {
             return Err(DriverError::NoBucket);
         }
+        options.check()?;
         let options = within_budget(options);
         let sizes = ChunkSizes::new(&options, stores.iter().map(|store| store.capabilities()))?;
         let buckets = stores

@@ -31,7 +31,7 @@ pub use driver::{
     block_on_timeout,
 };
 pub use open::{SUPPORTED_SCHEMES, bucket_directory, bucket_url, open_or_create_store, open_store};
-pub use options::{HedgeOptions, UploadOptions};
+pub use options::{HedgeOptions, UploadOptionError, UploadOptions};
 pub use pending::{Abandoned, Pending, Resolver, channel};
 pub use store::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation,
