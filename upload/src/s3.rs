@@ -16,11 +16,9 @@ mod body;
 mod client;
 mod errors;
 
-use std::collections::HashSet;
 use std::env;
 use std::error::Error as StdError;
 use std::future::Future;
-use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -38,8 +36,9 @@ use self::body::{Proof, Retirement};
 use self::client::ClientMaker;
 use self::errors::{Failure, Repair};
 use crate::store::{
-    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Store,
-    StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, Watch, check_name,
+    Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Marker,
+    Operation, Page, Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart, Watch, check_name,
+    every_page,
 };
 
 /// Opens a bucket. Nothing is asked of it, nor of who gives out credentials, before the first request.
@@ -403,39 +402,40 @@ impl Store for S3 {
         Box::pin(async move {
             let (operation, name) = (Operation::ListParts, upload.name);
             let key = self.key(operation, name)?;
-            let mut found: Vec<ListedPart> = Vec::new();
-            let (mut marker, mut begun): (Option<String>, _) = (None, HashSet::new());
-            loop {
-                let page = self
-                    .send(operation, name, Lane::Primary, |client| {
-                        client
-                            .list_parts()
-                            .bucket(&self.address.bucket)
-                            .key(&key)
-                            .upload_id(&*upload.id.0)
-                            .set_part_number_marker(marker.clone())
-                            .send()
-                    })
-                    .await?;
-                for part in page.parts() {
-                    let number = part.part_number().and_then(|number| u32::try_from(number).ok());
-                    let bytes = part.size().and_then(|bytes| u64::try_from(bytes).ok());
-                    let (Some(number), Some(bytes)) = (number, bytes) else {
-                        return Err(self.nonsense(
-                            operation,
-                            name,
-                            "the answer has a part without number or size",
-                        ));
-                    };
-                    let tag = self.tag(operation, name, part.e_tag())?;
-                    found.push(ListedPart { number, tag, bytes });
+            let page = |from: Option<Marker>| {
+                let key = &key;
+                async move {
+                    let marker = from.map(|(marker, _)| marker);
+                    let page = self
+                        .send(operation, name, Lane::Primary, |client| {
+                            client
+                                .list_parts()
+                                .bucket(&self.address.bucket)
+                                .key(key)
+                                .upload_id(&*upload.id.0)
+                                .set_part_number_marker(marker.clone())
+                                .send()
+                        })
+                        .await?;
+                    let mut found = Vec::new();
+                    for part in page.parts() {
+                        let number = part.part_number().and_then(|number| u32::try_from(number).ok());
+                        let bytes = part.size().and_then(|bytes| u64::try_from(bytes).ok());
+                        let (Some(number), Some(bytes)) = (number, bytes) else {
+                            return Err(self.nonsense(
+                                operation,
+                                name,
+                                "the answer has a part without number or size",
+                            ));
+                        };
+                        let tag = self.tag(operation, name, part.e_tag())?;
+                        found.push(ListedPart { number, tag, bytes });
+                    }
+                    let next = page.next_part_number_marker().map(|marker| (marker.to_owned(), None));
+                    Ok(Page { found, next: self.next(operation, name, page.is_truncated(), next)? })
                 }
-                let next = page.next_part_number_marker().map(str::to_owned);
-                if page.is_truncated() != Some(true) {
-                    break;
-                }
-                marker = Some(self.advance(operation, name, &mut begun, next)?);
-            }
+            };
+            let mut found = every_page(|| self.lost(operation, name), page).await?;
             found.sort_unstable_by_key(|part| part.number);
             Ok(found)
         })
@@ -495,40 +495,45 @@ impl Store for S3 {
 
     fn list_uploads<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedUpload>, StoreError>> {
         Box::pin(async move {
-            let operation = Operation::ListUploads;
-            let (asked, wanted) = self.key_prefix(operation, prefix)?;
-            let mut found = Vec::new();
-            let (mut marker, mut begun): (Option<(String, Option<String>)>, _) = (None, HashSet::new());
-            loop {
-                let page = self
-                    .send(operation, prefix, Lane::Primary, |client| {
-                        let (key, id) = marker.clone().unzip();
-                        client
-                            .list_multipart_uploads()
-                            .bucket(&self.address.bucket)
-                            .prefix(&asked)
-                            .set_key_marker(key)
-                            .set_upload_id_marker(id.flatten())
-                            .send()
-                    })
-                    .await?;
-                for upload in page.uploads() {
-                    let (Some(key), Some(id)) = (upload.key(), upload.upload_id()) else { continue };
-                    if let Some(name) = self.name(key, &wanted) {
-                        let created = upload.initiated().and_then(time);
-                        found.push(ListedUpload { name, id: UploadId(id.into()), created });
-                    }
-                }
-                if page.is_truncated() != Some(true) {
-                    break;
-                }
-                let next = page
-                    .next_key_marker()
-                    .map(|key| (key.to_owned(), page.next_upload_id_marker().map(str::to_owned)));
-                marker = Some(self.advance(operation, prefix, &mut begun, next)?);
-            }
+            let page = |from| async move { self.list_uploads_page(prefix, Option::as_ref(&from)).await };
+            let mut found = every_page(|| self.lost(Operation::ListUploads, prefix), page).await?;
             found.sort_unstable_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
             Ok(found)
+        })
+    }
+
+    fn list_uploads_page<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<&'a Marker>,
+    ) -> BoxFuture<'a, Result<Page<ListedUpload>, StoreError>> {
+        Box::pin(async move {
+            let operation = Operation::ListUploads;
+            let (asked, wanted) = self.key_prefix(operation, prefix)?;
+            let page = self
+                .send(operation, prefix, Lane::Primary, |client| {
+                    let (key, id) = from.cloned().unzip();
+                    client
+                        .list_multipart_uploads()
+                        .bucket(&self.address.bucket)
+                        .prefix(&asked)
+                        .set_key_marker(key)
+                        .set_upload_id_marker(id.flatten())
+                        .send()
+                })
+                .await?;
+            let mut found = Vec::new();
+            for upload in page.uploads() {
+                let (Some(key), Some(id)) = (upload.key(), upload.upload_id()) else { continue };
+                if let Some(name) = self.name(key, &wanted) {
+                    let created = upload.initiated().and_then(time);
+                    found.push(ListedUpload { name, id: UploadId(id.into()), created });
+                }
+            }
+            let next = page
+                .next_key_marker()
+                .map(|key| (key.to_owned(), page.next_upload_id_marker().map(str::to_owned)));
+            Ok(Page { found, next: self.next(operation, prefix, page.is_truncated(), next)? })
         })
     }
 
@@ -567,44 +572,45 @@ impl Store for S3 {
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
         Box::pin(async move {
-            let operation = Operation::List;
-            let (asked, wanted) = self.key_prefix(operation, prefix)?;
-            let mut found = Vec::new();
-            let (mut marker, mut begun): (Option<String>, _) = (None, HashSet::new());
-            loop {
-                let page = self
-                    .send(operation, prefix, Lane::Primary, |client| {
-                        client
-                            .list_objects_v2()
-                            .bucket(&self.address.bucket)
-                            .prefix(&asked)
-                            .set_continuation_token(marker.clone())
-                            .send()
-                    })
-                    .await?;
-                for object in page.contents() {
-                    let bytes = object.size().and_then(|bytes| u64::try_from(bytes).ok());
-                    let (Some(key), Some(bytes)) = (object.key(), bytes) else {
-                        return Err(self.nonsense(
-                            operation,
-                            prefix,
-                            "the answer has an object without size",
-                        ));
-                    };
-                    if let Some(name) = self.name(key, &wanted) {
-                        let tag = plain_tag(object.e_tag().unwrap_or_default());
-                        let modified = object.last_modified().and_then(time);
-                        found.push(ListedObject { name, bytes, tag, modified });
-                    }
-                }
-                if page.is_truncated() != Some(true) {
-                    break;
-                }
-                let next = page.next_continuation_token().map(str::to_owned);
-                marker = Some(self.advance(operation, prefix, &mut begun, next)?);
-            }
+            let page = |from| async move { self.list_page(prefix, Option::as_ref(&from)).await };
+            let mut found = every_page(|| self.lost(Operation::List, prefix), page).await?;
             found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             Ok(found)
+        })
+    }
+
+    fn list_page<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<&'a Marker>,
+    ) -> BoxFuture<'a, Result<Page<ListedObject>, StoreError>> {
+        Box::pin(async move {
+            let operation = Operation::List;
+            let (asked, wanted) = self.key_prefix(operation, prefix)?;
+            let page = self
+                .send(operation, prefix, Lane::Primary, |client| {
+                    client
+                        .list_objects_v2()
+                        .bucket(&self.address.bucket)
+                        .prefix(&asked)
+                        .set_continuation_token(from.map(|(token, _)| token.clone()))
+                        .send()
+                })
+                .await?;
+            let mut found = Vec::new();
+            for object in page.contents() {
+                let bytes = object.size().and_then(|bytes| u64::try_from(bytes).ok());
+                let (Some(key), Some(bytes)) = (object.key(), bytes) else {
+                    return Err(self.nonsense(operation, prefix, "the answer has an object without size"));
+                };
+                if let Some(name) = self.name(key, &wanted) {
+                    let tag = plain_tag(object.e_tag().unwrap_or_default());
+                    let modified = object.last_modified().and_then(time);
+                    found.push(ListedObject { name, bytes, tag, modified });
+                }
+            }
+            let next = page.next_continuation_token().map(|token| (token.to_owned(), None));
+            Ok(Page { found, next: self.next(operation, prefix, page.is_truncated(), next)? })
         })
     }
 }
@@ -624,16 +630,23 @@ impl S3 {
         key.strip_prefix(&self.address.prefix).map(str::to_owned)
     }
 
-    /// The marker of the next page, which no page before began at: such a listing would never end.
-    fn advance<M: Clone + Eq + Hash>(
+    /// Where the next page begins, if the answer says that there is one.
+    fn next(
         &self,
         operation: Operation,
         name: &str,
-        begun: &mut HashSet<M>,
-        next: Option<M>,
-    ) -> Result<M, StoreError> {
-        next.filter(|next| begun.insert(next.clone()))
-            .ok_or_else(|| self.nonsense(operation, name, "the listing goes on without saying where"))
+        truncated: Option<bool>,
+        next: Option<Marker>,
+    ) -> Result<Option<Marker>, StoreError> {
+        match next {
+            _ if truncated != Some(true) => Ok(None),
+            None => Err(self.lost(operation, name)),
+            next => Ok(next),
+        }
+    }
+
+    fn lost(&self, operation: Operation, name: &str) -> StoreError {
+        self.nonsense(operation, name, "the listing goes on without saying where")
     }
 }
 

@@ -4,6 +4,7 @@
 //! the choice of a bucket do not live here either: an implementation makes one attempt and says how it ended.
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
@@ -163,6 +164,62 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// Whatever the store says.
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>>;
+
+    /// What one request brings of [`list`](Store::list), in any order, beginning where the page before said. Where a store
+    /// does not tell pages apart, it is all in one.
+    ///
+    /// # Errors
+    /// Whatever the store says.
+    fn list_page<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<&'a Marker>,
+    ) -> BoxFuture<'a, Result<Page<ListedObject>, StoreError>> {
+        let _ = from;
+        Box::pin(async move { Ok(Page { found: self.list(prefix).await?, next: None }) })
+    }
+
+    /// What one request brings of [`list_uploads`](Store::list_uploads), as [`list_page`](Store::list_page) does.
+    ///
+    /// # Errors
+    /// Whatever the store says.
+    fn list_uploads_page<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<&'a Marker>,
+    ) -> BoxFuture<'a, Result<Page<ListedUpload>, StoreError>> {
+        let _ = from;
+        Box::pin(async move { Ok(Page { found: self.list_uploads(prefix).await?, next: None }) })
+    }
+}
+
+/// Where a page of a listing begins, in the words of the store that told.
+pub type Marker = (String, Option<String>);
+
+/// A piece of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page<T> {
+    /// What is in it.
+    pub found: Vec<T>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<Marker>,
+}
+
+/// All pages of a listing. One that leads back to a page that it has led to before is an error: it would never end.
+pub(crate) async fn every_page<T, F: Future<Output = Result<Page<T>, StoreError>>>(
+    endless: impl Fn() -> StoreError,
+    mut page: impl FnMut(Option<Marker>) -> F,
+) -> Result<Vec<T>, StoreError> {
+    let (mut all, mut begun, mut from) = (Vec::new(), HashSet::new(), None);
+    loop {
+        let Page { found, next } = page(from).await?;
+        all.extend(found);
+        match &next {
+            None => return Ok(all),
+            Some(next) if !begun.insert(next.clone()) => return Err(endless()),
+            Some(_) => from = next,
+        }
+    }
 }
 
 /// Looks at the bytes of a range while they come, on the thread that receives them: they are in its cache.

@@ -500,6 +500,54 @@ fn a_caller_that_keeps_to_the_budget_never_waits_for_itself() {
 }
 
 #[test]
+fn each_page_of_a_listing_has_attempts_of_its_own() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let counting = Arc::clone(&asked);
+    // Every second request for a page hangs.
+    let store = Trapped::new(SimStore::new(1), move |operation, _, _| {
+        let hangs = operation == Operation::List && counting.fetch_add(1, Ordering::Relaxed) % 2 == 1;
+        hangs.then_some(Trap::Never)
+    });
+    store.cut_pages(2);
+    let mut options = small_parts();
+    options.request_attempts = 2;
+    let (driver, time) = inline(vec![Arc::new(store)], options);
+    for name in ["a", "b", "c", "d", "e", "f", "g"] {
+        let (placement, _) = finish(driver.upload(name, None), "x");
+        outcome(&driver, &time, placement).unwrap();
+    }
+    let (done, listed) = answer();
+    driver.list(HOME, "", done);
+    let listed = outcome(&driver, &time, listed).unwrap();
+    assert_eq!(listed.iter().map(|object| &*object.name).collect::<String>(), "abcdefg");
+    // Four pages, of which three were asked for twice.
+    assert_eq!(asked.load(Ordering::Relaxed), 7);
+}
+
+#[test]
+fn a_long_listing_makes_no_other_request_wait_longer() {
+    let store = Trapped::new(SimStore::new(1), |operation, _, _| match operation {
+        Operation::List => Some(Trap::Gate),
+        Operation::Head => Some(Trap::Never),
+        _ => None,
+    });
+    let mut options = small_parts();
+    options.request_attempts = 1;
+    let (driver, time) = inline(vec![Arc::new(store.clone())], options);
+    let (done, listed) = answer();
+    driver.list(HOME, "", done);
+    driver.tick(time.now());
+    time.reach(time.now() + Duration::from_secs(9));
+    store.open_gate();
+    outcome(&driver, &time, listed).unwrap();
+    let before = time.passed();
+    let (done, head) = answer();
+    driver.head(HOME, "a", done);
+    outcome(&driver, &time, head).unwrap_err();
+    assert_eq!(time.passed() - before, Duration::from_secs(10));
+}
+
+#[test]
 fn canaries_bring_a_bucket_back() {
     bring_back(None);
 }

@@ -6,6 +6,7 @@
 //! attempts are left out: whoever waits for the answer may be the one that moves the time.
 #![forbid(unsafe_code)]
 
+use std::future::Future;
 use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -19,8 +20,8 @@ use super::attempt::Cancel;
 use super::{Core, Driver, What};
 use crate::bucket::BucketIndex;
 use crate::store::{
-    BoxFuture, Lane, ListedObject, ListedUpload, Operation, Store, StoreError, StoreErrorKind, UploadId,
-    UploadRef, Watch,
+    BoxFuture, Lane, ListedObject, ListedUpload, Marker, Operation, Store, StoreError, StoreErrorKind,
+    UploadId, UploadRef, Watch, every_page,
 };
 
 /// The least time limit of an attempt: a request in a busy server's queue is not a dead one.
@@ -102,7 +103,9 @@ impl Driver {
         prefix: &str,
         done: impl FnOnce(Result<Vec<ListedObject>, StoreError>) + Send + 'static,
     ) {
-        self.ask(bucket, Operation::List, prefix, 0, done, list);
+        self.run(bucket, Operation::List, prefix, done, move |core, prefix| async move {
+            list(&core, bucket, &prefix).await
+        });
     }
 
     /// The uploads neither complete nor aborted whose names start with `prefix`, see [`Store::list_uploads`], with
@@ -116,7 +119,9 @@ impl Driver {
         if !self.core.store(bucket).capabilities().list_uploads {
             return done(Ok(Vec::new()));
         }
-        self.ask(bucket, Operation::ListUploads, prefix, 0, done, list_uploads);
+        self.run(bucket, Operation::ListUploads, prefix, done, move |core, prefix| async move {
+            list_uploads(&core, bucket, &prefix).await
+        });
     }
 
     /// Gives an upload up, see [`Store::abort`], with retries.
@@ -173,13 +178,24 @@ impl Driver {
         done: impl FnOnce(Result<T, StoreError>) + Send + 'static,
         request: impl Fn(Arc<dyn Store>, String) -> BoxFuture<'static, Result<T, StoreError>> + Send + 'static,
     ) {
+        self.run(bucket, operation, name, done, move |core, name| async move {
+            ask(&core, What { bucket, operation, name: &name, bytes }, request).await
+        });
+    }
+
+    /// Runs a task that ends with an answer.
+    fn run<T: Send + 'static, F: Future<Output = Result<T, StoreError>> + Send>(
+        &self,
+        bucket: BucketIndex,
+        operation: Operation,
+        name: &str,
+        done: impl FnOnce(Result<T, StoreError>) + Send + 'static,
+        task: impl FnOnce(Arc<Core>, String) -> F + Send + 'static,
+    ) {
         let answer = self.core.answer(bucket, operation, name, done);
         let core = Arc::clone(&self.core);
         let name = name.to_owned();
-        self.core.executor.spawn(async move {
-            let outcome = ask(&core, What { bucket, operation, name: &name, bytes }, request).await;
-            answer.give(outcome);
-        });
+        self.core.executor.spawn(async move { answer.give(task(core, name).await) });
         self.core.executor.run();
     }
 }
@@ -204,7 +220,10 @@ pub(super) async fn ask<T>(
         let took = core.timers.now().saturating_duration_since(started);
         let error = match outcome {
             Ok(value) => {
-                core.observed.ended(what.bucket, what.bytes, took);
+                // What a listing takes says nothing of other requests.
+                if !matches!(what.operation, Operation::List | Operation::ListUploads) {
+                    core.observed.ended(what.bucket, what.bytes, took);
+                }
                 return Ok(value);
             }
             Err(error) => error,
@@ -246,15 +265,36 @@ fn delete(store: Arc<dyn Store>, name: String) -> BoxFuture<'static, Result<(), 
     Box::pin(async move { store.delete(&name).await })
 }
 
-fn list(store: Arc<dyn Store>, prefix: String) -> BoxFuture<'static, Result<Vec<ListedObject>, StoreError>> {
-    Box::pin(async move { store.list(&prefix).await })
+/// A listing. Each page has attempts and time limits of its own: how many there are is not known.
+async fn list(core: &Core, bucket: BucketIndex, prefix: &str) -> Result<Vec<ListedObject>, StoreError> {
+    let what = What::control(bucket, Operation::List, prefix);
+    let page = |from: Option<Marker>| {
+        ask(core, what, move |store, prefix| {
+            let from = from.clone();
+            Box::pin(async move { store.list_page(&prefix, from.as_ref()).await })
+        })
+    };
+    let mut found = every_page(|| core.error(what, StoreErrorKind::Interrupted), page).await?;
+    found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
 }
 
-fn list_uploads(
-    store: Arc<dyn Store>,
-    prefix: String,
-) -> BoxFuture<'static, Result<Vec<ListedUpload>, StoreError>> {
-    Box::pin(async move { store.list_uploads(&prefix).await })
+/// As [`list`], of uploads.
+async fn list_uploads(
+    core: &Core,
+    bucket: BucketIndex,
+    prefix: &str,
+) -> Result<Vec<ListedUpload>, StoreError> {
+    let what = What::control(bucket, Operation::ListUploads, prefix);
+    let page = |from: Option<Marker>| {
+        ask(core, what, move |store, prefix| {
+            let from = from.clone();
+            Box::pin(async move { store.list_uploads_page(&prefix, from.as_ref()).await })
+        })
+    };
+    let mut found = every_page(|| core.error(what, StoreErrorKind::Interrupted), page).await?;
+    found.sort_unstable_by(|a, b| (&a.name, &a.id).cmp(&(&b.name, &b.id)));
+    Ok(found)
 }
 
 fn abort(upload: UploadId) -> impl Fn(Arc<dyn Store>, String) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -280,7 +320,7 @@ async fn sweep_bucket(
     let of_object =
         |name: &str| name.strip_prefix(object).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     if core.store(bucket).capabilities().list_uploads {
-        match ask(core, What::control(bucket, Operation::ListUploads, object), list_uploads).await {
+        match list_uploads(core, bucket, object).await {
             Ok(uploads) => {
                 for upload in uploads.iter().filter(|upload| of_object(&upload.name)) {
                     let outcome = ask(
@@ -295,7 +335,7 @@ async fn sweep_bucket(
             Err(error) => failure = Some(error),
         }
     }
-    match ask(core, What::control(bucket, Operation::List, object), list).await {
+    match list(core, bucket, object).await {
         Ok(objects) => {
             for found in objects.iter().filter(|found| of_object(&found.name) && !kept.contains(&found.name))
             {

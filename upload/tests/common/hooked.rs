@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, Range};
 
 use bytes::Bytes;
-use tidelog_upload::store::{ListedObject, ListedPart, ListedUpload, UploadedPart};
+use tidelog_upload::store::{ListedObject, ListedPart, ListedUpload, Marker, Page, UploadedPart};
 use tidelog_upload::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, Operation, Store, StoreError, UploadId, UploadRef, Watch,
     Wire,
@@ -27,6 +27,19 @@ pub trait Hook: fmt::Debug + Send + Sync + 'static {
     /// A read, which may bring something else than what is there.
     fn get<'a>(&'a self, name: &'a str, range: Range<u64>) -> BoxFuture<'a, Result<Bytes, StoreError>> {
         self.pass(Operation::Get, name, Lane::Primary, self.inner().get(name, range))
+    }
+
+    /// A page of a listing.
+    fn list_page<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<&'a Marker>,
+    ) -> BoxFuture<'a, Result<Page<ListedObject>, StoreError>> {
+        let _ = from;
+        Box::pin(async move {
+            let all = self.pass(Operation::List, prefix, Lane::Primary, self.inner().list(prefix));
+            Ok(Page { found: all.await?, next: None })
+        })
     }
 
     /// Bytes are to be sent over this connection.
@@ -147,5 +160,13 @@ impl<H: Hook> Store for Hooked<H> {
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ListedObject>, StoreError>> {
         self.pass(Operation::List, prefix, Lane::Primary, self.inner().list(prefix))
+    }
+
+    fn list_page<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<&'a Marker>,
+    ) -> BoxFuture<'a, Result<Page<ListedObject>, StoreError>> {
+        self.0.list_page(prefix, from)
     }
 }

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tidelog_upload::bucket::BucketIndex;
 use tidelog_upload::multipart::Placement;
 use tidelog_upload::sim::SimStore;
+use tidelog_upload::store::{ListedObject, Marker, Page};
 use tidelog_upload::{
     BoxFuture, Driver, HedgeOptions, Lane, ObjectUpload, Operation, Pending, Store, StoreError,
     UploadOptions, Wire, channel,
@@ -154,6 +155,7 @@ struct Shared {
     choice: Mutex<Choice>,
     gate: Mutex<(bool, Vec<Waker>)>,
     taken_bytes: Mutex<Option<u64>>,
+    page_objects: Mutex<usize>,
     retired: AtomicU64,
     under_way: AtomicU64,
 }
@@ -181,6 +183,7 @@ impl Trapped {
             choice: Mutex::new(Box::new(choice)),
             gate: Mutex::default(),
             taken_bytes: Mutex::default(),
+            page_objects: Mutex::new(usize::MAX),
             retired: AtomicU64::new(0),
             under_way: AtomicU64::new(0),
         };
@@ -192,6 +195,11 @@ impl Traps {
     /// Says of the connections of further requests that they have taken so much.
     pub fn take(&self, bytes: u64) {
         *self.shared.taken_bytes.lock().unwrap() = Some(bytes);
+    }
+
+    /// Says listings in pages of so many objects from now on.
+    pub fn cut_pages(&self, objects: usize) {
+        *self.shared.page_objects.lock().unwrap() = objects;
     }
 
     /// How many connections were to be closed.
@@ -268,6 +276,20 @@ impl Hook for Traps {
                 _ => self.inner.get(name, range).await?,
             };
             Ok(if trap == Some(Trap::Truncate) { bytes.slice(..bytes.len() - 1) } else { bytes })
+        })
+    }
+
+    fn list_page<'a>(
+        &'a self,
+        prefix: &'a str,
+        from: Option<&'a Marker>,
+    ) -> BoxFuture<'a, Result<Page<ListedObject>, StoreError>> {
+        Box::pin(async move {
+            let all = self.pass(Operation::List, prefix, Lane::Primary, self.inner.list(prefix)).await?;
+            let begin: usize = from.map_or(0, |(begin, _)| begin.parse().unwrap());
+            let end = all.len().min(begin.saturating_add(*self.shared.page_objects.lock().unwrap()));
+            let next = (end < all.len()).then(|| (end.to_string(), None));
+            Ok(Page { found: all[begin..end].to_vec(), next })
         })
     }
 
