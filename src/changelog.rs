@@ -6,6 +6,8 @@
 mod holds;
 mod restore;
 mod site;
+#[cfg(test)]
+mod tests;
 mod wiring;
 
 use std::fmt;

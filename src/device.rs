@@ -168,6 +168,12 @@ impl Budget {
         waiting.push(context.waker().clone());
         Poll::Pending
     }
+
+    /// Has all who wait look again.
+    fn wake_waiting(&self) {
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        waiting.into_iter().for_each(Waker::wake);
+    }
 }
 
 /// Bytes charged to a budget until dropped.
@@ -180,10 +186,7 @@ pub(crate) struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
-        let waiting = std::mem::take(&mut *lock(&self.budget.waiting));
-        for waker in waiting {
-            waker.wake();
-        }
+        self.budget.wake_waiting();
     }
 }
 
@@ -251,7 +254,8 @@ pub(crate) struct Device {
     slots: Mutex<Slots>,
     side: Mutex<SideTable>,
     pub side_budget: Arc<Budget>,
-    inbox: Mutex<Vec<SpillRequest>>,
+    /// `None` once the spiller has ended.
+    inbox: Mutex<Option<Vec<SpillRequest>>>,
     /// Whether the inbox holds anything, so that the spiller looks without locking.
     has_requests: AtomicBool,
 }
@@ -299,7 +303,7 @@ impl Device {
             slots: Mutex::default(),
             side: Mutex::default(),
             side_budget,
-            inbox: Mutex::default(),
+            inbox: Mutex::new(Some(Vec::new())),
             has_requests: AtomicBool::new(false),
         })
     }
@@ -386,10 +390,11 @@ impl Device {
         self.has_requests.load(Ordering::Acquire)
     }
 
-    /// Puts a request before the spiller and wakes it.
+    /// Puts a request before the spiller and wakes it. Once that has ended, the request is given up.
     pub fn request(&self, request: SpillRequest) {
         let mut inbox = lock(&self.inbox);
-        inbox.push(request);
+        let Some(requests) = &mut *inbox else { return };
+        requests.push(request);
         self.has_requests.store(true, Ordering::Release);
         drop(inbox);
         self.bell.ring();
@@ -402,7 +407,18 @@ impl Device {
         }
         let mut inbox = lock(&self.inbox);
         self.has_requests.store(false, Ordering::Release);
-        std::mem::take(&mut *inbox)
+        inbox.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// The spiller has ended, however that was: nobody may wait for it in vain.
+    pub fn end(&self) {
+        self.close();
+        self.fail(&SyncError::Closed);
+        let given_up = lock(&self.inbox).take();
+        drop(given_up);
+        // Who waits for room looks after it has said so whether it is closed.
+        self.lanes_from(0).iter().for_each(|lane| lane.wake_waiting());
+        self.side_budget.wake_waiting();
     }
 
     /// Takes a slot for a new log, made by `make` from the slot's number; `None` if there is none left.

@@ -36,7 +36,6 @@ use self::requests::{Answer, Flush};
 use self::sick::Sick;
 use crate::block::{BlockBuilder, TABLE_ENTRY_BYTES};
 use crate::device::{Budget, Device, Log, SideValue, SpillRequest};
-use crate::error::SyncError;
 use crate::ledger::Ledger;
 use crate::queue::{BlockRange, Held, LocalBlock};
 use crate::record::{FRAME_HEADER_BYTES, FrameKind, Header, MARKER_BYTES};
@@ -558,10 +557,8 @@ impl Spiller {
 }
 
 impl Drop for Spiller {
-    /// However it ends, nobody waits for it in vain.
     fn drop(&mut self) {
-        self.parts.device.close();
-        self.parts.device.fail(&SyncError::Closed);
+        self.parts.device.end();
     }
 }
 

@@ -409,13 +409,16 @@ impl Future for Room<'_> {
             return Poll::Ready(Err(AppendError::TooLarge { len: self.len, max }));
         }
         let here = writer.device.current_lane().map_err(|_| AppendError::NoMemory)?;
-        let in_lane = if self.len > here.lane.value_len_max() {
-            std::task::ready!(writer.device.side_budget.poll_room(self.len, context));
-            8
-        } else {
-            self.len
-        };
-        here.lane.poll_room(with_marker(in_lane, &here), context).map(Ok)
+        let is_large = self.len > here.lane.value_len_max();
+        let in_lane = if is_large { 8 } else { self.len };
+        if is_large && writer.device.side_budget.poll_room(self.len, context).is_pending()
+            || here.lane.poll_room(with_marker(in_lane, &here), context).is_pending()
+        {
+            // It may have been closed before the waker was known, and then nobody calls it.
+            writer.check_intake()?;
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(()))
     }
 }
 

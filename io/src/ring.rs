@@ -312,6 +312,11 @@ impl Lane {
         Poll::Pending
     }
 
+    /// Wakes all who wait for room, though there is none: they have something else to look at.
+    pub fn wake_waiting(&self) {
+        self.room.0.wake();
+    }
+
     /// Blocks until a value of `len` bytes would fit, or never would, and then returns `true`; `false` at `deadline`.
     #[must_use]
     pub fn wait_for_room(&self, len: usize, deadline: Instant) -> bool {
