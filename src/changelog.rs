@@ -412,7 +412,8 @@ impl Changelog {
     /// Stops intake, puts what was appended on the local disk, finishes the persists that were asked for, and waits for the
     /// deletions of objects that nobody needs any more: all that for at most `timeout`.
     ///
-    /// A deletion that fails is not tried again here, and one that is not over in time is no error: the manifest keeps the
+    /// After a deletion that fails its bucket is asked for no other one for eight seconds or more, which this does not wait
+    /// for, and one that is not over in time is no error, nor is one of a bucket that is not open: the manifest keeps the
     /// object until it is known to be gone, and the next open of the directories deletes it. So it does with what requests
     /// that were given up may have left, which is looked for ten seconds after the end of their object, or at the next open
     /// and ten seconds later. Where there is no next open, as after a job that ended, `tidelog sweep` finds both.

@@ -160,6 +160,7 @@ pub(crate) struct Custody {
     /// The end of what persists ever asked for.
     asked: HashMap<LogId, SequenceNumber>,
     closed: BTreeMap<LogId, ClosedLog>,
+    /// Objects that were offered for deletion and are not known to be gone.
     deleting: BTreeSet<String>,
     /// Objects of which a reference went since they were last looked at.
     freed: BTreeSet<String>,
@@ -307,18 +308,9 @@ impl Custody {
         }
     }
 
-    /// Whether an object is being deleted.
-    pub fn is_deleting(&self) -> bool {
-        !self.deleting.is_empty()
-    }
-
-    /// The deletion of an object ended. If it is not gone, it will be offered again.
-    pub fn deleted(&mut self, object: &str, gone: bool) {
+    /// An object is gone.
+    pub fn deleted(&mut self, object: &str) {
         self.deleting.remove(object);
-        if !gone {
-            self.freed.insert(object.to_owned());
-            return;
-        }
         let before = self.owned([object]);
         for device in 0..self.holdings.len() {
             if self.holdings[device].ledger.read(|state| state.objects().contains_key(object)) {

@@ -17,6 +17,7 @@
 
 mod answers;
 mod buffers;
+mod deletions;
 mod object;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -39,12 +40,13 @@ use crate::queue::{LocalBlock, Queue, Scratch};
 use crate::retention::SegmentUse;
 use crate::types::{LogId, SequenceNumber};
 use buffers::PartBuffers;
+use deletions::{Deletions, DoomedFile};
 pub(crate) use object::{CANARY, canary_name, name_hash, object_name};
 use object::{Finishing, OpenObject};
 
 /// The pause after a failed object, doubled with each that fails after it.
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(250);
-/// The longest pause after a failed object; also the one before another attempt to delete something, or to record it.
+/// The longest pause after a failed object; also the one before another attempt to record something.
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(8);
 /// How long after an object has ended what it may have left is removed: requests given up may still arrive.
 const SWEEP_DELAY: Duration = Duration::from_secs(10);
@@ -152,9 +154,9 @@ pub(crate) enum Event {
         object: String,
         leftovers: bool,
     },
-    /// A completed object was deleted, or not.
+    /// A file of a completed object was deleted, or not.
     Deleted {
-        object: String,
+        file: DoomedFile,
         outcome: Result<(), StoreError>,
     },
     /// What an upload left behind was removed, or not.
@@ -225,7 +227,10 @@ pub(crate) struct Uploader {
     inherited: BTreeSet<String>,
     /// No upload that nobody waits for before this time.
     retry_at: Option<Instant>,
+    deletions: Deletions,
     tidy: bool,
+    /// What could not be recorded is tried again then. It holds no upload up.
+    tidy_at: Option<Instant>,
     /// Logs that end before the changes that were appended to them, and where.
     lost: HashMap<LogId, SequenceNumber>,
     quiesce: Vec<(bool, Resolver<()>)>,
@@ -278,7 +283,9 @@ impl Uploader {
             decide_at: None,
             unrecorded: vec![false; parts.queue.devices()],
             retry_at: None,
+            deletions: Deletions::new(parts.buckets.len()),
             tidy: true,
+            tidy_at: None,
             lost: HashMap::new(),
             quiesce: Vec::new(),
             exit: false,
@@ -324,10 +331,11 @@ impl Uploader {
             self.tidy_up(now);
         }
         if self.parts.custody.owes_segments() {
-            self.retry_at.get_or_insert(now + RETRY_DELAY_MAX);
+            self.tidy_at.get_or_insert(now + RETRY_DELAY_MAX);
         }
+        self.delete(now);
         if self.idle() {
-            let deleting = self.parts.custody.is_deleting();
+            let deleting = self.deletions.are_under_way();
             let met = self.quiesce.extract_if(.., |(deletions, _)| !(*deletions && deleting));
             met.for_each(|(_, resolver)| resolver.resolve(()));
         }
@@ -336,7 +344,11 @@ impl Uploader {
         let object = self.object.as_ref().filter(|_| self.finishing.len() < FINISHING_MAX);
         let stale = object.map(|object| object.opened_at + OBJECT_OPEN_MAX);
         let trim = self.buffers.trim(now);
-        [self.retry_at, self.decide_at, expiry, sweep, stale, trim].into_iter().flatten().min()
+        let delete = self.deletions.again_at(now);
+        [self.retry_at, self.tidy_at, delete, self.decide_at, expiry, sweep, stale, trim]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn idle(&self) -> bool {
@@ -401,13 +413,13 @@ impl Uploader {
                     self.parts.custody.settled(&object);
                 }
             }
-            Event::Deleted { object, outcome } => {
-                self.parts.custody.deleted(&object, outcome.is_ok());
-                if let Err(error) = outcome {
+            Event::Deleted { file, outcome } => {
+                if let Err(error) = &outcome {
                     tracing::warn!(%error, "an object that nobody needs could not be deleted; it is tried again later");
                     metrics::counter!("tidelog_delete_failures_total").increment(1);
-                    self.retry_at.get_or_insert(now + RETRY_DELAY_MAX);
-                } else {
+                }
+                if let Some(object) = self.deletions.ended(file, outcome.is_ok(), now) {
+                    self.parts.custody.deleted(&object);
                     self.tidy = true;
                 }
             }
@@ -446,8 +458,8 @@ impl Uploader {
 
     /// One thing that can be done now; whether there was one.
     fn advance(&mut self, now: Instant) -> bool {
-        if self.retry_at.is_some_and(|retry_at| retry_at <= now) {
-            self.retry_at = None;
+        self.retry_at.take_if(|retry_at| *retry_at <= now);
+        if self.tidy_at.take_if(|tidy_at| *tidy_at <= now).is_some() {
             self.tidy = true;
         }
         if self.object.as_ref().is_some_and(|object| object.failure.is_some()) {

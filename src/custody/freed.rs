@@ -3,8 +3,8 @@
 //! To look at all objects for those that nobody needs would cost each checkpoint more the more of them live. So whoever lets
 //! go of an object adds its name to the freed ones, and only those are looked at.
 //!
-//! Invariant: an object that nobody needs is among the freed ones or being deleted, unless its upload is not settled, which
-//! adds it when it is, or the next open may rely on it.
+//! Invariant: an object that nobody needs is among the freed ones or was offered for deletion, once in this use of the
+//! directories, unless its upload is not settled, which adds it when it is, or the next open may rely on it.
 
 use std::collections::BTreeSet;
 

@@ -82,7 +82,7 @@ fn what_was_truncated_before_it_was_complete_goes_before_its_upload_is_settled()
     assert_eq!(offered(&mut custody), [""; 0]);
     complete(&mut custody);
     assert_eq!(offered(&mut custody), [OBJECT]);
-    custody.deleted(OBJECT, true);
+    custody.deleted(OBJECT);
     custody.settled(OBJECT);
     assert_eq!(offered(&mut custody), [""; 0], "once");
     assert!(

@@ -3,14 +3,11 @@
 //! What may go is decided in custody.rs.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
-
-use tidelog_upload::StoreError;
 
 use super::{Asked, BucketIndex, Cut, Event, Holding, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Sent, Uploader};
 use crate::checkpoint::{Request, RequestId};
-use crate::device::lock;
 use crate::error::{PersistError, RegisterError};
 use crate::handle::ChangelogHandle;
 use crate::manifest::CompletedObject;
@@ -175,29 +172,33 @@ impl Uploader {
                     bucket = &*piece.bucket,
                     "an object that nobody needs is in a bucket that is not open now; it stays"
                 ),
-                None => self.delete(object),
+                None => self.doom(&object),
             }
         }
         self.drop_unneeded();
         if self.settle_recorded().is_err() {
-            self.retry_at.get_or_insert(now + RETRY_DELAY_MAX);
+            self.tidy_at.get_or_insert(now + RETRY_DELAY_MAX);
         }
         self.settle_front();
     }
 
-    /// Deletes the files of a completed object.
-    fn delete(&self, object: CompletedObject) {
+    /// Has the files of a completed object deleted.
+    fn doom(&mut self, object: &CompletedObject) {
         let file = |piece: &Piece| Some((self.bucket(&piece.bucket)?, piece.object.clone()));
         let mut files: Vec<(BucketIndex, String)> = object.pieces.iter().filter_map(file).collect();
         files.sort_unstable();
         files.dedup();
-        let (sender, name) = (self.parts.sender.clone(), object.object.clone());
-        let mut told = gather(files.len(), move |outcome| {
-            let _ = sender.send(Event::Deleted { object: name, outcome });
-        });
-        for (bucket, file) in files {
-            let told = told.pop().expect("one for each");
-            self.parts.driver.delete(bucket, &file, told);
+        self.deletions.add(&object.object, files);
+    }
+
+    /// Begins the deletions that may begin now.
+    pub(super) fn delete(&mut self, now: Instant) {
+        while let Some(file) = self.deletions.next(now) {
+            let sender = self.parts.sender.clone();
+            let (bucket, name) = (file.bucket, file.name.clone());
+            self.parts.driver.delete(bucket, &name, move |outcome| {
+                let _ = sender.send(Event::Deleted { file, outcome });
+            });
         }
     }
 
@@ -237,31 +238,4 @@ impl Uploader {
         let numbers = blocks.filter(|block| block.device == device).map(|block| block.number);
         numbers.fold(self.parts.queue.first_number(device), u64::min)
     }
-}
-
-/// Callbacks for so many requests. The last one that ends calls `done` with the first error, if there was one.
-fn gather(
-    count: usize,
-    done: impl FnOnce(Result<(), StoreError>) + Send + 'static,
-) -> Vec<impl FnOnce(Result<(), StoreError>) + Send + 'static> {
-    let shared = Arc::new(Mutex::new((count, Ok(()), Some(done))));
-    let callback = |_| {
-        let shared = Arc::clone(&shared);
-        move |outcome: Result<(), StoreError>| {
-            let mut guard = lock(&shared);
-            let (left, first, done) = &mut *guard;
-            *left -= 1;
-            if first.is_ok() {
-                *first = outcome;
-            }
-            if *left == 0
-                && let Some(done) = done.take()
-            {
-                let first = first.clone();
-                drop(guard);
-                done(first);
-            }
-        }
-    };
-    (0..count).map(callback).collect()
 }

@@ -127,6 +127,10 @@ pub type Refusing = Hooked<Refuses>;
 pub struct Refuses {
     pub inner: SimStore,
     pub deny: AtomicBool,
+    /// Denies deletions only.
+    pub keeps: AtomicBool,
+    /// How many deletions it was asked for.
+    pub deletions: AtomicU64,
     /// Its next Complete finds that the upload is not there any more.
     pub forget: AtomicBool,
     /// Whether what is sent to it waits, and who does.
@@ -141,6 +145,8 @@ impl Refuses {
         Refuses {
             inner,
             deny: AtomicBool::new(false),
+            keeps: AtomicBool::new(false),
+            deletions: AtomicU64::new(0),
             forget: AtomicBool::new(false),
             held: Mutex::default(),
             names: Mutex::default(),
@@ -180,6 +186,8 @@ impl Refuses {
 
     async fn check(&self, operation: Operation, name: &str) -> Result<(), StoreError> {
         self.names.lock().unwrap().insert(name.to_owned());
+        let deletes = operation == Operation::Delete;
+        self.deletions.fetch_add(deletes.into(), Ordering::Relaxed);
         poll_fn(|context| {
             let mut held = self.held.lock().unwrap();
             if held.0 {
@@ -198,7 +206,7 @@ impl Refuses {
                 self.inner.fail_next(operation, Fault::CrashAfter);
             }
         }
-        match self.deny.load(Ordering::Relaxed) {
+        match self.deny.load(Ordering::Relaxed) || deletes && self.keeps.load(Ordering::Relaxed) {
             true => Err(StoreError::new(operation, self.inner.url(), name, StoreErrorKind::Denied)),
             false => Ok(()),
         }

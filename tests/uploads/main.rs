@@ -1,6 +1,7 @@
 //! What becomes of persists when buckets fail, are slow, refuse, or are gone; in virtual time.
 
 mod dead;
+mod deletions;
 mod guards;
 mod health;
 #[path = "../../upload/tests/common/hooked.rs"]
