@@ -358,12 +358,35 @@ impl Custody {
         self.holdings[device].ledger.read(|state| state.uploads().contains_key(object))
     }
 
-    /// Whether what was recorded is durable on every device, after another attempt where it was not.
+    /// Records that the upload of an object begins, whose first blocks are of `device`: in the first directory that can, of
+    /// those that are in service, or of those that are not, as `device` is.
     ///
     /// # Errors
-    /// What the file system says.
-    pub fn settle_ledgers(&self) -> std::io::Result<()> {
-        self.holdings.iter().try_for_each(|holding| holding.ledger.settle())
+    /// What the file system says of the last one. None of them knows of an upload then.
+    pub fn open_upload(
+        &self,
+        device: usize,
+        object: &str,
+        token: u64,
+        buckets: &[Arc<str>],
+    ) -> std::io::Result<()> {
+        let detached = self.is_detached(device);
+        let mut keepers: Vec<usize> = (0..self.holdings.len()).collect();
+        keepers.retain(|keeper| *keeper == device || self.is_detached(*keeper) == detached);
+        let mut outcome = Ok(());
+        for keeper in keepers {
+            let others = self.others(keeper, |_| true);
+            let (buckets, name) = (buckets.to_vec(), object.to_owned());
+            let opened = ManifestRecord::UploadOpened { buckets, object: name, token, others };
+            let ledger = &self.holdings[keeper].ledger;
+            outcome = ledger.record(vec![opened]);
+            if outcome.is_ok() {
+                break;
+            }
+            // Nothing is sent on the word of this directory.
+            ledger.note(ManifestRecord::UploadSettled { object: object.to_owned() });
+        }
+        outcome
     }
 
     /// Whether a device is out of service: what is recorded of it is in memory alone.

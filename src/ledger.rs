@@ -203,6 +203,15 @@ impl Ledger {
         Ok(())
     }
 
+    /// Makes sure that the release of a holder is not only in memory, if it is recorded.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn settle_release(&self, holder: &str) -> io::Result<()> {
+        let is_durable = !lock(&self.inner).unforgotten.contains(holder);
+        if is_durable { Ok(()) } else { self.settle() }
+    }
+
     /// The device is out of service: go on in memory.
     pub fn detach(&self) {
         let mut inner = lock(&self.inner);

@@ -107,7 +107,7 @@ impl Custody {
                 holding.ledger.record(vec![ManifestRecord::HolderReleased { holder }])
             } else {
                 // An earlier call may not have been recorded.
-                holding.ledger.settle()
+                holding.ledger.settle_release(holder)
             };
             outcome = outcome.and(released);
         }
@@ -170,9 +170,15 @@ impl Custody {
         self.check_recorders(objects, hand_over)?;
         let mut outcome: io::Result<()> = Ok(());
         for (holding, records) in self.holdings.iter().zip(records) {
-            // What an earlier call recorded may not be durable.
-            let recorded =
-                if records.is_empty() { holding.ledger.settle() } else { holding.ledger.record(records) };
+            let knows = |state: &ManifestState| objects.keys().any(|name| state.objects().contains_key(name));
+            let recorded = if !records.is_empty() {
+                holding.ledger.record(records)
+            } else if holding.ledger.read(knows) {
+                // What an earlier call recorded may not be durable.
+                holding.ledger.settle()
+            } else {
+                Ok(())
+            };
             outcome = outcome.and(recorded);
         }
         outcome.map_err(|error| RegisterError::Manifest(Arc::new(error)))?;

@@ -24,20 +24,22 @@ fn custody() -> Custody {
 
 /// As well, of a directory that was open beside others when the object was opened.
 fn custody_beside(others: &[u64]) -> Custody {
-    let manifest = Manifest::create(SimWorld::new(1).files(), 5).unwrap();
-    let ledger = Arc::new(Ledger::new(ManifestState::default(), manifest));
+    let holding = holding(5, &SimWorld::new(1));
     let log = ManifestRecord::LogCreated { log: LOG, name: "log".to_owned(), key_groups: KeyGroupRange::ALL };
     let (buckets, object) = (vec!["memory://".into()], OBJECT.to_owned());
-    ledger
-        .record(vec![
-            log,
-            ManifestRecord::UploadOpened { buckets, object, token: 7, others: others.to_vec() },
-        ])
-        .unwrap();
+    let opened = ManifestRecord::UploadOpened { buckets, object, token: 7, others: others.to_vec() };
+    holding.ledger.record(vec![log, opened]).unwrap();
+    Custody::new(vec![holding], None)
+}
+
+/// An empty directory.
+fn holding(id: u64, world: &SimWorld) -> Holding {
+    let manifest = Manifest::create(world.files(), id).unwrap();
+    let ledger = Arc::new(Ledger::new(ManifestState::default(), manifest));
     let device = Device::new(0, Bell::new(Arc::new(|| {})), 64 << 10, 1, Budget::new(0)).unwrap();
-    let holding = Holding {
+    Holding {
         directory: PathBuf::from("/simulated"),
-        id: 5,
+        id,
         device: Arc::new(device),
         ledger,
         retention: Retention::new(0),
@@ -45,8 +47,7 @@ fn custody_beside(others: &[u64]) -> Custody {
         unreleased: Vec::new(),
         index: Arc::default(),
         keep: Keep::NONE,
-    };
-    Custody::new(vec![holding], None)
+    }
 }
 
 /// The object with the first ten changes of the log is complete.
@@ -151,4 +152,34 @@ fn an_object_of_directories_in_service_is_not_recorded_by_one_that_went_out_of_i
     };
     let ledger = &custody.holdings[0].ledger;
     assert!(!ledger.covers(&request) && ledger.handle(&request).is_err(), "its changes are in no object");
+}
+
+#[test]
+fn an_upload_is_kept_by_the_first_directory_that_can_record_it_and_by_no_other() {
+    let worlds = [1, 2, 3].map(SimWorld::new);
+    let holdings = [5, 6, 7].into_iter().zip(&worlds).map(|(id, world)| holding(id, world)).collect();
+    let custody = Custody::new(holdings, None);
+    let knowing = || {
+        let knows = |holding: &&Holding| holding.ledger.read(|state| !state.uploads().is_empty());
+        custody.holdings.iter().filter(knows).map(|holding| holding.id).collect::<Vec<u64>>()
+    };
+    let full = |full: &[bool]| {
+        for (world, full) in worlds.iter().zip(full) {
+            let _ = world.files().remove(tidelog_io::directory::RESERVE_NAME);
+            world.set_capacity_bytes(full.then_some(0));
+        }
+    };
+    let open = || custody.open_upload(2, OBJECT, 7, &["memory://".into()]);
+    full(&[true, true, true]);
+    open().unwrap_err();
+    assert_eq!(knowing(), [0; 0]);
+    full(&[true, false, true]);
+    open().unwrap();
+    assert_eq!(knowing(), [6]);
+    custody.forget_upload(OBJECT);
+    // Of those in service, and of the others apart from them.
+    custody.holdings[1].ledger.detach();
+    full(&[false, false, false]);
+    open().unwrap();
+    assert_eq!(knowing(), [5]);
 }

@@ -202,22 +202,25 @@ impl Uploader {
         }
     }
 
-    /// Settles the blocks that are through, once the records that say so are durable.
+    /// Settles the blocks that are through, of each device whose records that say so are durable.
     ///
     /// # Errors
-    /// What the file system says.
+    /// What the file system says of another device.
     pub(super) fn settle_recorded(&mut self) -> io::Result<()> {
-        self.parts.custody.settle_ledgers().inspect_err(|error| {
-            tracing::warn!(%error, "a manifest cannot be written; what is not needed stays until it can");
-        })?;
+        let mut outcome = Ok(());
         for device in 0..self.unrecorded.len() {
-            if std::mem::take(&mut self.unrecorded[device]) {
+            let Holding { ledger, directory, .. } = &self.parts.custody.holdings[device];
+            if let Err(error) = ledger.settle() {
+                tracing::warn!(%error, directory = %directory.display(),
+                    "a manifest cannot be written; what is not needed stays until it can");
+                outcome = Err(error);
+            } else if std::mem::take(&mut self.unrecorded[device]) {
                 self.parts.custody.settle(device, self.first_pending(device));
             } else {
                 self.parts.custody.release_segments(device);
             }
         }
-        Ok(())
+        outcome
     }
 
     /// Drops blocks of which nothing is needed from the front.

@@ -15,7 +15,7 @@ use twox_hash::XxHash3_64;
 use super::{Event, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Uploader};
 use crate::checkpoint::{Cut, Request, RequestId};
 use crate::error::PersistError;
-use crate::manifest::{CompletedObject, LogRange, ManifestRecord};
+use crate::manifest::{CompletedObject, LogRange};
 use crate::options::{Options, UploadRuntime};
 use crate::part::PartId;
 use crate::piece::{self, Piece};
@@ -156,17 +156,10 @@ impl Uploader {
         let number = self.objects_made;
         let name = object_name(&self.parts.options, number, token);
         self.objects_made += 1;
-        let buckets = self.parts.buckets.clone();
         let custody = &self.parts.custody;
         let detached = custody.is_detached(device);
-        let keepers = 0..custody.holdings.len();
-        let keeper = keepers.into_iter().find(|&keeper| custody.is_detached(keeper) == detached);
-        let keeper = keeper.unwrap_or(device);
-        let others = custody.others(keeper, |_| true);
-        let opened = ManifestRecord::UploadOpened { buckets, object: name.clone(), token, others };
-        let ledger = &custody.holdings[keeper].ledger;
-        ledger
-            .record(vec![opened])
+        custody
+            .open_upload(device, &name, token, &self.parts.buckets)
             .map_err(|source| PersistError::Manifest { object: name.clone(), source: Arc::new(source) })?;
         self.object = Some(OpenObject {
             number,

@@ -2,6 +2,7 @@
 
 mod dead;
 mod deletions;
+mod directories;
 mod guards;
 mod health;
 #[path = "../../upload/tests/common/hooked.rs"]
