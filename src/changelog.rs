@@ -272,20 +272,27 @@ impl Changelog {
         let clock: Clock = Arc::new(Instant::now);
         let (core, recovered, spillers, uploader) =
             build(options, Arc::new(driver), sites, clock, random, true)?;
-        let mut engine = Engine::Threads { spillers: Vec::new(), uploader: None };
+        let engine = Mutex::new(Engine::Threads { spillers: Vec::new(), uploader: None });
+        let changelog = Changelog { core, recovered, engine, _directories: directories };
+        // If one of them cannot be started, dropping it stops the others.
+        changelog.start(spillers, uploader)?;
+        Ok(changelog)
+    }
+
+    fn start(&self, spillers: Vec<Spiller>, uploader: Uploader) -> Result<(), OpenError> {
         let start = |name: String, body: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
                 .name(name)
                 .spawn(body)
                 .map_err(|source| failed("starting a thread", source))
         };
-        if let Engine::Threads { spillers: running, uploader: upload } = &mut engine {
+        if let Engine::Threads { spillers: running, uploader: upload } = &mut *lock(&self.engine) {
             for (index, spiller) in spillers.into_iter().enumerate() {
                 running.push(start(format!("tidelog-spill-{index}"), Box::new(move || spiller.run()))?);
             }
             *upload = Some(start("tidelog-assemble".to_owned(), Box::new(move || uploader.run()))?);
         }
-        Ok(Changelog { core, recovered, engine: Mutex::new(engine), _directories: directories })
+        Ok(())
     }
 
     /// Opens a changelog on a simulated machine, without threads: [`step`](Self::step) does the work.
@@ -340,7 +347,8 @@ impl Changelog {
         }
     }
 
-    /// Makes a writer, and with it a log. Its id is new, also where the name was used before.
+    /// Makes a writer, and with it a log. Its id is new, also where the name was used before. Directories take turns; one
+    /// that is out of service, or whose manifest cannot be written, is left out while there are others.
     ///
     /// # Errors
     /// See [`CreateError`]; nothing was made then.
@@ -355,15 +363,39 @@ impl Changelog {
             return Err(CreateError::NameTooLong { len: name.len() });
         }
         let core = &self.core;
-        let index = core.next_device.fetch_add(1, Ordering::Relaxed) % core.devices.len();
-        let device = &core.devices[index];
-        if device.is_closed() {
-            return Err(CreateError::Closed);
+        let turn = core.next_device.fetch_add(1, Ordering::Relaxed);
+        let open = |index: &usize| !core.devices[*index].is_closed();
+        let is_in_service = |index: &usize| !core.sites[*index].ledger.is_detached();
+        let turns =
+            (0..core.devices.len()).map(|index| (turn % core.devices.len() + index) % core.devices.len());
+        let (in_service, others): (Vec<usize>, Vec<usize>) = turns.filter(open).partition(is_in_service);
+        let mut outcome = Err(CreateError::Closed);
+        for index in if in_service.is_empty() { others } else { in_service } {
+            outcome = self.create_in(index, name.clone(), key_groups);
+            if outcome.is_ok() {
+                break;
+            }
         }
+        outcome
+    }
+
+    /// Makes a writer whose changes go to this directory.
+    fn create_in(
+        &self,
+        index: usize,
+        name: String,
+        key_groups: KeyGroupRange,
+    ) -> Result<ChangelogWriter, CreateError> {
+        let core = &self.core;
+        let device = &core.devices[index];
         let lane = device.current_lane().map_err(CreateError::Lane)?;
         let id = LogId(u128::from(core.random_u64()) << 64 | u128::from(core.random_u64()));
         let created = ManifestRecord::LogCreated { log: id, name: name.clone(), key_groups };
-        core.sites[index].ledger.record(vec![created]).map_err(CreateError::Manifest)?;
+        let ledger = &core.sites[index].ledger;
+        if let Err(error) = ledger.record(vec![created]) {
+            ledger.note(ManifestRecord::LogForgotten { log: id });
+            return Err(CreateError::Manifest(error));
+        }
         let log = device
             .open_slot(|slot| Log::new(id, name, key_groups, index, slot))
             .ok_or(CreateError::TooManyLogs { max: SLOTS_MAX })?;

@@ -165,7 +165,9 @@ impl Budget {
         if fits() {
             return Poll::Ready(());
         }
-        waiting.push(context.waker().clone());
+        if !waiting.iter().any(|known| known.will_wake(context.waker())) {
+            waiting.push(context.waker().clone());
+        }
         Poll::Pending
     }
 
@@ -506,5 +508,21 @@ impl Drop for ThreadLanes {
                 lane.disown();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_again_and_again_for_room_is_known_once() {
+        let budget = Budget::new(10);
+        let _all = budget.charge(10).expect("it is empty");
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..100 {
+            assert!(budget.poll_room(1, &mut context).is_pending());
+        }
+        assert_eq!(lock(&budget.waiting).len(), 1);
     }
 }

@@ -48,6 +48,8 @@ const WORTH_WAKING_BYTES: u64 = 64 << 10;
 const CHUNK_BYTES: usize = 32 << 10;
 /// So many blocks wait at most until the uploader is told, while there is more to do: waking it has its price.
 const OUTBOX_BLOCKS: usize = 32;
+/// An idle spiller rests so long, also where no block lingers.
+const REST_MIN: Duration = Duration::from_millis(1);
 /// A change is cut into fragments if it does not fit the rest of a block and has at least this share of a whole one: a
 /// shorter one goes into the next block.
 const LONG_FRACTION: usize = 8;
@@ -183,7 +185,7 @@ impl Spiller {
                 continue;
             }
             let until = step.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let timeout = until.unwrap_or(self.parts.linger).min(self.parts.linger);
+            let timeout = rest(until, self.parts.linger);
             let bell = Arc::clone(&self.parts.device.bell);
             if bell.doze(|| self.may_sleep()) {
                 self.collect(timeout);
@@ -562,6 +564,12 @@ impl Drop for Spiller {
     }
 }
 
+/// How long the spiller rests at most: what is not worth waking it is looked for after that.
+fn rest(until: Option<Duration>, linger: Duration) -> Duration {
+    let longest = linger.max(REST_MIN);
+    until.unwrap_or(longest).min(longest)
+}
+
 /// Why copying from a lane stopped.
 enum Stop {
     /// Nothing more in this run.
@@ -633,5 +641,20 @@ fn flush_count(logs: &mut [Option<SlotState>], builder: &mut BlockBuilder, slot:
     {
         builder.add_count(state.entry, count);
         state.next += u64::from(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_spiller_rests_also_where_no_block_lingers() {
+        let millis = Duration::from_millis;
+        assert_eq!(rest(None, millis(10)), millis(10));
+        assert_eq!(rest(Some(millis(3)), millis(10)), millis(3));
+        assert_eq!(rest(Some(millis(30)), millis(10)), millis(10));
+        assert_eq!(rest(None, Duration::ZERO), REST_MIN);
+        assert_eq!(rest(Some(Duration::ZERO), millis(10)), Duration::ZERO, "a block is due");
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidelog::{Changelog, ChangelogHandle, ChangelogWriter, KeyGroup, PersistError, RegisterError};
 use tidelog_io::directory::RESERVE_NAME;
-use tidelog_io::sim::SimWorld;
+use tidelog_io::sim::{Fault, SimWorld};
 
 use crate::machine::{Machine, SECOND, ZERO, writer};
 
@@ -96,4 +96,28 @@ fn what_a_directory_that_cannot_record_it_has_to_know_is_not_ok() {
     machine.worlds[0].set_capacity_bytes(None);
     changelog.register("chk", handles).unwrap();
     changelog.release("before").unwrap();
+}
+
+#[test]
+fn new_writers_go_to_directories_that_can_take_them() {
+    for broken in [false, true] {
+        let machine = machine();
+        let changelog = machine.open(machine.options());
+        let mut first = writer(&changelog, "first");
+        first.append(KeyGroup(1), b"one").unwrap();
+        if broken {
+            machine.worlds[0].inject(Fault::EngineBreaks, 0);
+            let _ = first.sync();
+            machine.pass(&changelog, SECOND);
+        } else {
+            fill_up(&machine);
+        }
+        let mut writers: Vec<_> = (0..4).map(|number| writer(&changelog, &format!("log-{number}"))).collect();
+        for writer in &mut writers {
+            writer.append(KeyGroup(1), b"two").unwrap();
+            let synced = writer.sync();
+            machine.pass(&changelog, SECOND);
+            synced.wait_timeout(Duration::ZERO).expect("in time").unwrap();
+        }
+    }
 }
