@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use tidelog_upload::multipart::Placement;
-use tidelog_upload::{ObjectUpload, StoreError, StoreErrorKind};
+use tidelog_upload::{ObjectUpload, Operation, StoreError, StoreErrorKind};
 use twox_hash::XxHash3_64;
 
 use super::{Event, RETRY_DELAY_MAX, RETRY_DELAY_MIN, Uploader};
@@ -276,17 +276,20 @@ impl Uploader {
         let failure = match outcome {
             Ok(_) if self.is_doomed(&finishing) => out_of_service(object),
             Ok(placement) if placement.bytes != finishing.object_bytes => {
-                let (bytes, expected) = (placement.bytes, finishing.object_bytes);
-                let what = format!("object {object} has {bytes} bytes instead of {expected}");
-                Failure::passing(PersistError::ReadBack { what })
+                let (expected, found) = (finishing.object_bytes, placement.bytes);
+                let pieces = self.pieces(placement);
+                let kind = StoreErrorKind::WrongSize { expected, found };
+                let error = StoreError::new(Operation::Complete, bucket_of(&pieces), &object, kind);
+                Failure::upload(object, error)
             }
             Ok(placement) => {
                 let pieces = self.pieces(placement);
                 match piece::check(&pieces) {
                     Ok(_) => return self.commit(finishing, pieces, now),
                     Err(what) => {
-                        let what = format!("the {what} of object {object} is out of bounds");
-                        Failure::passing(PersistError::ReadBack { what })
+                        let (bucket, what) = (bucket_of(&pieces), format!("the {what} is out of bounds"));
+                        let error = StoreError::failed(Operation::Complete, bucket, &object, true, what);
+                        Failure::upload(object, error)
                     }
                 }
             }
@@ -493,6 +496,7 @@ impl Failure {
             StoreErrorKind::Denied
             | StoreErrorKind::NoSuchBucket
             | StoreErrorKind::Credentials
+            | StoreErrorKind::Misconfigured
             | StoreErrorKind::ClockSkew
             | StoreErrorKind::InvalidName(_)
             | StoreErrorKind::InvalidUrl(_)
@@ -510,6 +514,11 @@ impl Failure {
 fn out_of_service(object: String) -> Failure {
     let source = Arc::new(io::Error::other("the local directory went out of service meanwhile"));
     Failure::passing(PersistError::Manifest { object, source })
+}
+
+/// The bucket of the first piece.
+fn bucket_of(pieces: &[Piece]) -> &str {
+    pieces.first().map_or("", |piece| &*piece.bucket)
 }
 
 fn len_of(slices: &[Bytes]) -> u64 {

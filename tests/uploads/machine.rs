@@ -131,6 +131,8 @@ pub struct Refuses {
     pub keeps: AtomicBool,
     /// How many deletions it was asked for.
     pub deletions: AtomicU64,
+    /// How it denies.
+    pub deny_as: Mutex<StoreErrorKind>,
     /// Its next Complete finds that the upload is not there any more.
     pub forget: AtomicBool,
     /// Whether what is sent to it waits, and who does.
@@ -147,6 +149,7 @@ impl Refuses {
             deny: AtomicBool::new(false),
             keeps: AtomicBool::new(false),
             deletions: AtomicU64::new(0),
+            deny_as: Mutex::new(StoreErrorKind::Denied),
             forget: AtomicBool::new(false),
             held: Mutex::default(),
             names: Mutex::default(),
@@ -207,7 +210,10 @@ impl Refuses {
             }
         }
         match self.deny.load(Ordering::Relaxed) || deletes && self.keeps.load(Ordering::Relaxed) {
-            true => Err(StoreError::new(operation, self.inner.url(), name, StoreErrorKind::Denied)),
+            true => {
+                let kind = self.deny_as.lock().unwrap().clone();
+                Err(StoreError::new(operation, self.inner.url(), name, kind))
+            }
             false => Ok(()),
         }
     }

@@ -83,10 +83,12 @@ fn what_does_not_pass_by_itself_is_told_at_once_and_only_to_those_who_asked() {
     let [mut denied, mut later] = ["denied", "later"].map(|name| writer(&changelog, name));
     denied.append(KeyGroup(1), b"one").unwrap();
     machine.stores[0].deny.store(true, Ordering::Relaxed);
-    let future = denied.persist_durably(ZERO);
-    match machine.within(&changelog, SECOND, future) {
-        Some(Err(PersistError::Upload { source, .. })) => assert_eq!(*source.kind(), StoreErrorKind::Denied),
-        other => panic!("{other:?}"),
+    for kind in [StoreErrorKind::Denied, StoreErrorKind::Misconfigured] {
+        *machine.stores[0].deny_as.lock().unwrap() = kind.clone();
+        match machine.within(&changelog, SECOND, denied.persist_durably(ZERO)) {
+            Some(Err(PersistError::Upload { source, .. })) => assert_eq!(*source.kind(), kind),
+            other => panic!("{other:?}"),
+        }
     }
     machine.stores[0].deny.store(false, Ordering::Relaxed);
     later.append(KeyGroup(1), b"two").unwrap();

@@ -489,7 +489,10 @@ impl Core {
                 }
             }
             Err(error) => {
-                let refused = matches!(error.kind(), StoreErrorKind::NoSuchBucket | StoreErrorKind::Denied);
+                let refused = matches!(
+                    error.kind(),
+                    StoreErrorKind::NoSuchBucket | StoreErrorKind::Denied | StoreErrorKind::Misconfigured
+                );
                 let writes = matches!(
                     what.operation,
                     Operation::Put | Operation::Create | Operation::PutPart | Operation::Complete

@@ -523,6 +523,9 @@ pub enum StoreErrorKind {
     /// The credentials have expired or cannot be had.
     #[error("the credentials have expired or cannot be had; renew them")]
     Credentials,
+    /// This machine does not say what a request to the bucket takes, such as a region; the source of the error says what.
+    #[error("this machine's configuration does not suffice for the bucket")]
+    Misconfigured,
     /// The clock of this machine and that of the store differ by more than the store accepts.
     #[error("this machine's clock and the store's differ too much; set the clock")]
     ClockSkew,

@@ -493,8 +493,31 @@ fn no_credentials_at_all_is_an_error_of_its_own() {
         // AWS itself needs a region.
         let store = open_store("s3://bucket").unwrap();
         let error = put(&*store).unwrap_err();
-        assert_eq!(*error.kind(), StoreErrorKind::Credentials, "{error}");
-        assert!(error.to_string().contains("region"), "{error}");
+        assert_eq!(*error.kind(), StoreErrorKind::Misconfigured, "{error}");
+        // Nobody has to renew anything, and it does not pass by itself.
+        let text = error.to_string();
+        assert!(text.contains("AWS_REGION") && !text.contains("renew"), "{text}");
+        assert!(!error.is_retryable());
+    });
+}
+
+#[test]
+fn an_endpoint_of_a_profile_is_an_error_of_its_own() {
+    const TEST: &str = "an_endpoint_of_a_profile_is_an_error_of_its_own";
+    with_environment(TEST, true, || {
+        if env::var_os("AWS_PROFILE").is_none() {
+            let mut profile = tempfile::NamedTempFile::new().unwrap();
+            profile
+                .write_all(b"[profile p]\nregion = eu-west-9\nendpoint_url = http://127.0.0.1:9\n")
+                .unwrap();
+            let mut command = Command::new(env::current_exe().unwrap());
+            command.args(["--exact", TEST, "--test-threads=1", "--nocapture"]);
+            command.env("AWS_CONFIG_FILE", profile.path()).env("AWS_PROFILE", "p");
+            return assert!(command.status().unwrap().success());
+        }
+        let error = put(&*open_store("s3://bucket").unwrap()).unwrap_err();
+        assert_eq!(*error.kind(), StoreErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("AWS_ENDPOINT_URL_S3") && !error.is_retryable(), "{error}");
     });
 }
 

@@ -114,7 +114,9 @@ impl ClientMaker {
         let shared = loader.load().await;
         if address.endpoint.is_none() && shared.endpoint_url().is_some() {
             // What the server takes was decided when the bucket was opened.
-            return Err("the profile names an endpoint; say it in the URL, as ?endpoint=...".to_owned());
+            let text = "the profile names an endpoint, which is not taken from there: set AWS_ENDPOINT_URL_S3 or, for a \
+                        bucket that no handle names yet, say ?endpoint=... in its URL";
+            return Err(text.to_owned());
         }
         let mut config = aws_sdk_s3::config::Builder::from(&shared)
             .retry_config(RetryConfig::disabled())
@@ -129,7 +131,9 @@ impl ClientMaker {
         }
         if shared.region().is_none() {
             if address.endpoint.is_none() {
-                return Err("no region is configured; say it in the URL, as ?region=...".to_owned());
+                let text = "no region is known: set AWS_REGION or the region of the profile or, for a bucket that no \
+                            handle names yet, say ?region=... in its URL";
+                return Err(text.to_owned());
             }
             config = config.region(Region::from_static(REGION_ELSEWHERE));
         }

@@ -80,7 +80,7 @@ impl Failure {
 
     /// No request could be made at all.
     pub(crate) fn unconfigured(why: String) -> Failure {
-        let kind = StoreErrorKind::Credentials;
+        let kind = StoreErrorKind::Misconfigured;
         Failure { kind, passes: false, repair: None, status: None, text: why }
     }
 
