@@ -235,7 +235,7 @@ impl Changelog {
     /// a warning says so.
     ///
     /// # Errors
-    /// See [`OpenError`]. Nothing durable is changed then, except that missing directories may have been made.
+    /// See [`OpenError`]. Nothing that is needed is lost then; it says what may have been changed.
     pub fn open(options: Options) -> Result<Changelog, OpenError> {
         options.check()?;
         let urls = options.buckets.iter().map(|bucket| tidelog_upload::bucket_url(bucket));
@@ -391,20 +391,22 @@ impl Changelog {
         let lane = device.current_lane().map_err(CreateError::Lane)?;
         let id = LogId(u128::from(core.random_u64()) << 64 | u128::from(core.random_u64()));
         let created = ManifestRecord::LogCreated { log: id, name: name.clone(), key_groups };
-        let ledger = &core.sites[index].ledger;
-        if let Err(error) = ledger.record(vec![created]) {
-            ledger.note(ManifestRecord::LogForgotten { log: id });
-            return Err(CreateError::Manifest(error));
-        }
         let log = device
             .open_slot(|slot| Log::new(id, name, key_groups, index, slot))
             .ok_or(CreateError::TooManyLogs { max: SLOTS_MAX })?;
+        let ledger = &core.sites[index].ledger;
+        if let Err(source) = ledger.record(vec![created]) {
+            // The ledger has taken it all the same, and would write it with the next success.
+            ledger.note(ManifestRecord::LogForgotten { log: id });
+            device.free_slot(log.slot);
+            return Err(CreateError::Manifest(source));
+        }
         core.send(Event::WriterOpened { log: id });
         Ok(ChangelogWriter::new(Arc::clone(core), Arc::clone(device), log, lane))
     }
 
-    /// The logs of which earlier uses of the directories left changes behind. They are read-only: read them, persist them, truncate or
-    /// discard them.
+    /// The logs of which earlier uses of the directories left changes behind. They are read-only: read them, persist them,
+    /// truncate or discard them.
     #[must_use]
     pub fn recovered(&self) -> &[RecoveredLog] {
         &self.recovered
@@ -426,9 +428,10 @@ impl Changelog {
     }
 
     /// Learns what others have lately seen of the same buckets, known by their URLs; what is said of other ones is ignored.
-    /// Where most of three requests or more went badly, no data goes there until a tiny object that this changelog writes by
-    /// itself comes through, 15 seconds later at the earliest. So a wrong value costs no more than that, and at most all
-    /// buckets but one. Does nothing in a child by fork. See [`BucketHealth`].
+    /// Of three requests or more: where over 60 % went badly, no data goes there until a tiny object that this changelog
+    /// writes by itself comes through, 15 seconds later at the earliest; where over 30 % did, no object begins there for 30
+    /// seconds, and twice as long each time that is said again afterwards, up to 8 minutes. So that is what a wrong value
+    /// costs, and at most all buckets but one. Does nothing in a child by fork. See [`BucketHealth`].
     pub fn learn_bucket_health(&self, health: &BucketHealth) {
         if self.core.check_owner().is_ok() {
             self.core.driver.merge_health(&[health.about(&self.core.buckets)]);

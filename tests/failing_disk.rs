@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use tidelog::{
-    Changelog, ChangelogReader, KeyGroup, KeyGroupRange, Options, PersistError, Seams, SequenceNumber,
-    SyncError,
+    Changelog, ChangelogReader, CreateError, KeyGroup, KeyGroupRange, Options, PersistError, Seams,
+    SequenceNumber, SyncError,
 };
-use tidelog_io::directory::RESERVE_NAME;
+use tidelog_io::directory::{Manifest, RESERVE_NAME};
 use tidelog_io::disk::Durability;
 use tidelog_io::sim::{Fault, SimRng, SimWorld};
 use tidelog_upload::sim::SimStore;
@@ -169,6 +169,25 @@ fn a_disk_that_was_full_goes_on_with_all_segments() {
         writer.append(KeyGroup(0), &[7; 6_000]).unwrap();
         resolved!(changelog, writer.sync()).unwrap();
     }
+}
+
+/// A job that tries again until the disk is well leaves no trace of its attempts.
+#[test]
+fn writers_that_could_not_be_made_are_not_in_the_manifest_afterwards() {
+    let world = SimWorld::new(7);
+    let (changelog, _) = open(&world, options().segment_bytes(64 << 10).local_bytes(1 << 20));
+    world.set_fault(Fault::FilesError, 1000);
+    for _ in 0..5 {
+        let error = changelog.create_writer("log", KeyGroupRange::ALL).unwrap_err();
+        assert!(matches!(error, CreateError::Manifest(_)), "{error}");
+    }
+    world.clear_faults();
+    let mut writer = changelog.create_writer("log", KeyGroupRange::ALL).unwrap();
+    writer.append(KeyGroup(0), b"x").unwrap();
+    resolved!(changelog, writer.sync()).unwrap();
+    let records = Manifest::inspect(&*world.files()).unwrap().records;
+    // The tag of a log that was created.
+    assert_eq!(records.iter().filter(|record| record[0] == 5).count(), 1);
 }
 
 /// The next open knows only what the manifest knows: what stands in a segment whose use is not recorded is lost to it.
