@@ -24,6 +24,9 @@ const SEGMENTS_FREE: usize = 3;
 const BLOCK_OVERHEAD_BYTES: usize = 512;
 /// Longer waits are mistakes, and the ends of some could not be told by any clock.
 const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// An object that was open for as long as one may be, waits for those before it, and then for its own commit: a sweep must
+/// not take it for a dead owner's (src/sweep.rs).
+pub(crate) const PERSIST_TIMEOUT_MAX: Duration = Duration::from_secs(6 * 3600);
 
 /// The options of a [`Changelog`](crate::Changelog): two that matter, the rest with defaults.
 ///
@@ -128,9 +131,10 @@ impl Options {
         self
     }
 
-    /// One more bucket, by its URL. Objects are placed in the bucket that does best; parts that are late there, and whole
-    /// objects while it fails, go to another. So the buckets should fail independently of each other: in other zones or
-    /// regions, or of other providers.
+    /// One more bucket, by its URL. Objects are placed in one of them, drawn at the open, for as long as its requests go well,
+    /// be it slower than others or not; parts that are late there, and objects for some time after a failure or a late part,
+    /// go to another. So the buckets should fail independently of each other: in other zones or regions, or of other
+    /// providers.
     #[must_use]
     pub fn add_bucket(mut self, bucket: impl Into<String>) -> Options {
         self.buckets.push(bucket.into());
@@ -147,7 +151,8 @@ impl Options {
     }
 
     /// How long a persist may take from the call to its handle, whatever is tried meanwhile: 10 minutes, after which Flink
-    /// too declares a checkpoint failed (`execution.checkpointing.timeout`). More than zero, at most a year.
+    /// too declares a checkpoint failed (`execution.checkpointing.timeout`). More than zero, at most 6 hours: a
+    /// [`Sweeper`](crate::Sweeper) takes unfinished uploads that are older than a day for a dead owner's.
     #[must_use]
     pub fn persist_timeout(mut self, timeout: Duration) -> Options {
         self.persist_timeout = timeout;
@@ -155,7 +160,7 @@ impl Options {
     }
 
     /// What every object's name begins with, before the group: nothing. Parts between `/` of letters, digits, `-`, `_`,
-    /// `=` and `.`; at most 512 bytes.
+    /// `=` and `.`, each of at most 240 bytes and not beginning with `.`; at most 512 bytes.
     #[must_use]
     pub fn name_prefix(mut self, prefix: impl Into<String>) -> Options {
         self.name_prefix = prefix.into();
@@ -171,7 +176,8 @@ impl Options {
         self
     }
 
-    /// The last folder of every object's name: `tidelog`. Letters, digits, `-`, `_` and `.`; 1 to 64 of them.
+    /// The last folder of every object's name: `tidelog`. Letters, digits, `-`, `_` and `.`; 1 to 64 of them, the
+    /// first not `.`.
     #[must_use]
     pub fn group(mut self, group: impl Into<String>) -> Options {
         self.group = group.into();
@@ -231,7 +237,7 @@ impl Options {
         self
     }
 
-    /// The size of a segment file in bytes: 256 MiB, a multiple of 4096, at least two blocks.
+    /// The size of a segment file in bytes: 256 MiB, a multiple of 4096, at least two blocks, at most 64 GiB.
     #[must_use]
     pub fn segment_bytes(mut self, bytes: u64) -> Options {
         self.segment_bytes = bytes;
@@ -269,13 +275,15 @@ impl Options {
 
     /// The memory budget in bytes: 256 MiB. A quarter each for lanes, for blocks that wait for upload, for uploads and
     /// for values too large for a lane; the spiller's own blocks (twice the writes in flight and four more) come on top.
+    /// At least four [parts](Self::part_bytes), four [lanes](Self::lane_bytes) for each directory, and sixteen of the
+    /// smallest parts that the buckets take: 80 MiB for S3.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: usize) -> Options {
         self.memory_bytes = bytes;
         self
     }
 
-    /// The largest value that can be appended, in bytes: 16 MiB, at most a quarter of the memory budget. Where
+    /// The largest value that can be appended, in bytes: 16 MiB, at most a quarter of the memory budget, below 1 GiB. Where
     /// [`local_bytes`](Self::local_bytes) is so small that such a value might not fit beside what is there already, it is
     /// less.
     #[must_use]
@@ -284,7 +292,7 @@ impl Options {
         self
     }
 
-    /// The size of a part of an object, in bytes: 8 MiB, at least two blocks.
+    /// The size of a part of an object, in bytes: 8 MiB, at least two blocks, at most 1 GiB.
     #[must_use]
     pub fn part_bytes(mut self, bytes: usize) -> Options {
         self.part_bytes = bytes;
@@ -389,10 +397,10 @@ impl Options {
         prefix: &'static str,
     ) -> Result<(), OptionError> {
         must(
-            !self.persist_timeout.is_zero() && self.persist_timeout <= WAIT_MAX,
+            !self.persist_timeout.is_zero() && self.persist_timeout <= PERSIST_TIMEOUT_MAX,
             timeout,
             format!("{:?}", self.persist_timeout),
-            "more than zero, at most a year",
+            "more than zero, at most 6 hours: `tidelog sweep` takes unfinished uploads older than a day for a dead owner's",
         )?;
         check_prefix(prefix, &self.name_prefix)?;
         check_group(&self.group)
@@ -473,7 +481,8 @@ pub(crate) fn check_prefix(option: &'static str, prefix: &str) -> Result<(), Opt
         prefix.is_empty() || prefix.len() <= 512 && prefix.split('/').all(sound),
         option,
         prefix,
-        "parts of letters, digits, '-', '_', '=' and '.' between '/', none beginning with '.', at most 512 bytes",
+        "parts of letters, digits, '-', '_', '=' and '.' between '/', none beginning with '.' or longer than 240 bytes, at \
+         most 512 bytes",
     )
 }
 
@@ -508,7 +517,9 @@ mod tests {
 
     #[test]
     fn defaults_work() {
-        assert_eq!(Options::new("file:///b", "/d").check(), Ok(()));
+        let options = Options::new("file:///b", "/d");
+        assert_eq!(options.check(), Ok(()));
+        assert_eq!(options.persist_timeout(PERSIST_TIMEOUT_MAX).check(), Ok(()));
     }
 
     #[test]
@@ -523,6 +534,7 @@ mod tests {
             (options().group("a/b"), "group"),
             (options().persist_timeout(Duration::ZERO), "persist_timeout"),
             (options().persist_timeout(Duration::MAX), "persist_timeout"),
+            (options().persist_timeout(PERSIST_TIMEOUT_MAX + Duration::from_nanos(1)), "persist_timeout"),
             (options().append_wait_max(Duration::MAX), "append_wait_max"),
             (options().linger(Duration::MAX), "linger"),
             (options().batch_delay(Duration::MAX), "batch_delay"),

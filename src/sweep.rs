@@ -18,24 +18,25 @@ use tidelog_upload::{Driver, DriverError, Pending, Runtime, StoreError, UploadId
 
 use crate::handle::ChangelogHandle;
 use crate::manifest::{ManifestError as RecordError, ManifestState};
-use crate::options::{OptionError, check_group, check_prefix};
+use crate::options::{OptionError, PERSIST_TIMEOUT_MAX, check_group, check_prefix};
 use crate::uploader::{CANARY, OBJECT_OPEN_MAX, name_hash};
 
 const ONLY: BucketIndex = BucketIndex(0);
-/// A changelog has completed or given up what it began long before that, as nothing is open longer than half of it.
+/// A changelog has completed or given up by then what it began: an object is open for half of it at most, then it waits for
+/// those before it, and for its own commit.
 const ALIVE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// The beginning of 2020, by Unix time. No changelog is older, so a bucket that dates something earlier does not know when it
 /// was made: some test servers say the same day of 2010 of everything.
 const BELIEVED_FROM: Duration = Duration::from_secs(1_577_836_800);
 
-const _: () = assert!(OBJECT_OPEN_MAX.as_secs() * 2 <= ALIVE_MAX.as_secs());
+const _: () = assert!(OBJECT_OPEN_MAX.as_secs() + 2 * PERSIST_TIMEOUT_MAX.as_secs() <= ALIVE_MAX.as_secs());
 
 /// Finds what is stray in one bucket.
 ///
 /// An unfinished upload is stray if its changelog is dead for certain: if a [directory](Self::directory) that was given, and
 /// that no process has open, says that the upload was its own; or if no directory that was given knows it, and it is older
-/// than a day and the [least age](Self::min_age): a changelog completes what it has open within half a day, whether somebody
-/// asks for a checkpoint or not.
+/// than a day and the [least age](Self::min_age): a changelog ends what it has open within half a day, whether somebody asks
+/// for a checkpoint or not, and has its commit, or has given it up, within a day.
 ///
 /// A complete object is stray only if the [live handles](Self::live_handles) were given and none of them names it, no
 /// directory that was given knows it, and it is older than the least age. Where not the directories of all changelogs alive
