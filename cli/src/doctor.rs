@@ -144,21 +144,32 @@ fn check_io_uring() -> Finding {
         .setup_defer_taskrun()
         .setup_taskrun_flag()
         .build(8)
-        .map(|ring| ring.params().is_feature_ext_arg());
-    let plain = || io_uring::IoUring::new(8).map(drop);
+        .map(|ring| suffices(&ring));
+    let plain = || io_uring::IoUring::new(8).map(|ring| suffices(&ring));
     judge_io_uring(allowed, best, plain)
 }
 
-/// `best` is a ring with all that tidelog asks for (and whether it can wait with a time limit), `plain` one without.
-fn judge_io_uring(sysctl: &str, best: io::Result<bool>, plain: impl FnOnce() -> io::Result<()>) -> Finding {
+/// Whether a ring has what the spiller cannot do without: waits with a time limit, and completions that are never dropped.
+fn suffices(ring: &io_uring::IoUring) -> bool {
+    ring.params().is_feature_ext_arg() && ring.params().is_feature_nodrop()
+}
+
+/// `best` is a ring with all that tidelog asks for, `plain` one without; each says whether it suffices.
+fn judge_io_uring(sysctl: &str, best: io::Result<bool>, plain: impl FnOnce() -> io::Result<bool>) -> Finding {
     const CHECK: &str = "io_uring";
+    let too_old = || {
+        Finding::warn(
+            CHECK,
+            "too old",
+            "tidelog writes with pwritev2 threads instead. Linux 5.11 has what io_uring takes, 6.1 is advised",
+        )
+    };
     match best {
         Ok(true) => Finding::ok(CHECK, "available, with SINGLE_ISSUER, DEFER_TASKRUN and timed waits"),
-        Ok(false) => {
-            Finding::warn(CHECK, "available without timed waits", "Linux 5.11 has them, 6.1 is advised")
-        }
+        Ok(false) => too_old(),
         Err(error) => match plain() {
-            Ok(()) => Finding::warn(
+            Ok(false) => too_old(),
+            Ok(true) => Finding::warn(
                 CHECK,
                 format!("available, but not SINGLE_ISSUER with DEFER_TASKRUN: {error}"),
                 "Linux 6.1 or newer has them: less CPU per write",
@@ -265,11 +276,16 @@ mod tests {
     fn what_io_uring_lacks_is_told() {
         let refused = || Err(io::Error::from_raw_os_error(1));
         assert_eq!(judge_io_uring("", Ok(true), || unreachable!()).grade, Grade::Ok);
-        let older = judge_io_uring("", refused().map(|()| true), || Ok(()));
+        let older = judge_io_uring("", refused(), || Ok(true));
         assert!(older.grade == Grade::Warn && older.advice.contains("6.1"), "{older:?}");
-        let seccomp = judge_io_uring("", refused().map(|()| true), refused);
+        // As 5.10: a ring can be made, and the spiller refuses it.
+        for too_old in [judge_io_uring("", refused(), || Ok(false)), judge_io_uring("", Ok(false), refused)] {
+            assert_eq!((too_old.grade, &*too_old.found), (Grade::Warn, "too old"));
+            assert!(too_old.advice.contains("pwritev2 threads instead"), "{too_old:?}");
+        }
+        let seccomp = judge_io_uring("", refused(), refused);
         assert!(seccomp.advice.contains("seccomp"), "{seccomp:?}");
-        let sysctl = judge_io_uring("kernel.io_uring_disabled is 2", refused().map(|()| true), refused);
+        let sysctl = judge_io_uring("kernel.io_uring_disabled is 2", refused(), refused);
         assert!(sysctl.found.contains("is 2") && sysctl.advice.contains("io_uring_disabled=0"), "{sysctl:?}");
     }
 
