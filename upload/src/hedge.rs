@@ -63,7 +63,8 @@ pub struct PolicyStats {
     pub hedges: u64,
     /// Races that were first.
     pub hedges_won: u64,
-    /// Races that were due and not begun: no token, no connection, or a busy interface.
+    /// How often a race was due and not begun for want of a token or of a connection: at each look, so one request may count
+    /// often.
     pub hedges_denied: u64,
     /// Canaries sent.
     pub canaries: u64,

@@ -52,7 +52,7 @@ const REQUEST_BYTES: Metric = Metric {
     kind: MetricKind::Counter,
     unit: Unit::Bytes,
     labels: BY_OUTCOME,
-    help: "bytes of the bodies of requests that ended: sent by put and put_part, received by get",
+    help: "size of the bodies of requests that ended, to be sent by put and put_part, asked for by get; all of it went over only where the outcome is ok",
 };
 const REQUEST_SECONDS: Metric = Metric {
     name: "tidelog_store_request_seconds",
@@ -73,7 +73,7 @@ const HEDGES: Metric = Metric {
     kind: MetricKind::Counter,
     unit: Unit::Count,
     labels: &["event"],
-    help: "second attempts raced against late first ones: issued, won, and denied by the token budget",
+    help: "second attempts raced against late first ones: issued, won; and denied for want of a token or of a connection, counted at each look, so a request that stays late counts often",
 };
 const BREAKER: Metric = Metric {
     name: "tidelog_bucket_breaker_open",
@@ -152,6 +152,7 @@ pub(crate) fn outcome_label<T>(outcome: &Result<T, StoreError>) -> &'static str 
             StoreErrorKind::InProgress => "in_progress",
             StoreErrorKind::Denied => "denied",
             StoreErrorKind::Credentials => "credentials",
+            StoreErrorKind::Misconfigured => "misconfigured",
             StoreErrorKind::ClockSkew => "clock_skew",
             StoreErrorKind::Cancelled => "cancelled",
             _ => "failed",
