@@ -49,9 +49,9 @@ type KeyOf = dyn Fn(&Change) -> ChangeKey + Send + Sync;
 /// Rewrites the changes of handles into few large objects.
 ///
 /// A log that was checkpointed often is in many small objects; reading them takes a request for each object, and one
-/// for each log in it. A compaction reads the changes that the handles name, clipped to their numbers and to the wanted key groups, and writes
-/// them into new objects, as few as sizes allow, which all the handles share. It gives new handles: of the same logs, names
-/// and numbers, for the wanted ones of their key groups. A reader gets the same changes from them: metadata first, the logs in
+/// for each log in it. A compaction reads the changes that the handles name, clipped to their numbers and to the wanted key
+/// groups, and writes them into new objects, as few as sizes allow, which all the handles share. It gives new handles: of the
+/// same logs, names and numbers, for the wanted ones of their key groups. A reader gets the same changes from them: metadata first, the logs in
 /// the order of the handles, and those of each log and key group in the order in which they were appended. How the key groups
 /// of a log follow each other is another one: a reader goes through a log part by part, by key group within a part, and the
 /// new parts are larger.
@@ -159,9 +159,9 @@ impl Compactor {
     }
 
     /// How much memory may be used, in bytes: 256 MiB unless said otherwise, at least four times a
-    /// [part](Self::part_bytes). A quarter is for what is being sent, a quarter for what is being read, and a quarter of so many bytes of changes have their keys in memory at once, where
-    /// [only last values](Self::last_value_by) count; some parts are in the rest. A run of a log, or the changes of one key
-    /// group, that are larger than that are there all the same.
+    /// [part](Self::part_bytes). A quarter each is for what is being sent, for what is being read and, where
+    /// [only last values](Self::last_value_by) count, for the changes whose keys are remembered at a time; parts take the
+    /// rest. A run of a log, or the changes of one key group, that are larger than that are held all the same.
     #[must_use]
     pub fn memory_bytes(mut self, bytes: usize) -> Compactor {
         self.options = self.options.memory_bytes(bytes);
@@ -169,7 +169,7 @@ impl Compactor {
     }
 
     /// How long the bucket may take nothing, and a commit may take, before the compaction fails: 10 minutes unless said
-    /// otherwise.
+    /// otherwise, at most 6 hours.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Compactor {
         self.options = self.options.persist_timeout(timeout);

@@ -17,7 +17,9 @@ use crate::options::OptionError;
 use crate::part::PartError;
 use crate::types::{KeyGroup, KeyGroupRange, LogId, SequenceNumber};
 
-/// Why a changelog could not be opened. Nothing was changed, except that a directory may have been made.
+/// Why a changelog could not be opened. Nothing that is needed is lost. Directories may have been made, with a manifest; and
+/// in those that were found good before the error, the manifest may say that they were opened, and damaged segments that
+/// nothing needs may be gone.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -261,8 +263,9 @@ pub enum SyncError {
     Closed,
 }
 
-/// Why a persist did not give a handle. All changes since the last confirmed number are still held; the next persist
-/// refers to what objects already hold, and sends the rest.
+/// Why a persist did not give a handle. Where [`is_retryable`](PersistError::is_retryable), all changes since the last
+/// confirmed number are still held; the next persist refers to what objects already hold, and sends the rest. Else the
+/// variant says what is left and what to do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PersistError {
@@ -359,8 +362,11 @@ pub enum PersistError {
          changelog on it is closed. Sync, close this changelog, and open it again on a runtime that runs, or on its own"
     )]
     RuntimeEnded,
-    /// A block could not be read back, or was damaged on the local disk.
-    #[error("changes of the checkpoint cannot be read back from the local disk: {what}")]
+    /// A block could not be read back, or was damaged on the local disk. What objects hold already stays there.
+    #[error(
+        "changes of the checkpoint cannot be read back from the local disk: {what}. Start again from the last complete \
+         checkpoint, with an empty directory in the place of this one"
+    )]
     ReadBack {
         /// Which block of which segment, and what is wrong with it.
         what: String,
@@ -447,7 +453,9 @@ pub enum RegisterError {
         object: String,
     },
     /// A handle names an object that is the engine's registry's.
-    #[error("object {object} in {bucket} was handed over to the engine's registry: keep it there")]
+    #[error(
+        "object {object} in {bucket} was handed over to the engine's registry: hand it over for this holder, too"
+    )]
     HandedOver {
         /// The URL of the bucket.
         bucket: String,

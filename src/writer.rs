@@ -207,7 +207,8 @@ impl ChangelogWriter {
     /// The future needs no particular executor; dropping it changes nothing but the notification. Flink's `persist`.
     ///
     /// # Errors
-    /// See [`PersistError`]. Whatever it is, the changes are still held, and the next persist sends what is missing.
+    /// See [`PersistError`]. Where [`is_retryable`](PersistError::is_retryable) says so, the changes are still held, and the
+    /// next persist sends what is missing.
     pub fn persist_durably(&mut self, from: SequenceNumber) -> PersistFuture {
         let (resolver, pending) = tidelog_upload::channel();
         if let Err(forked) = self.core.check_owner() {

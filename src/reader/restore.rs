@@ -106,8 +106,8 @@ impl Restore {
     /// reads what is on the local disk from there.
     ///
     /// # Errors
-    /// Handles that do not go together ([`HandlesError`](crate::HandlesError)), or a bucket that cannot be opened. Objects are first read by
-    /// [`ChangelogReader::next_batch`].
+    /// Handles that do not go together ([`HandlesError`](crate::HandlesError)), or a bucket that cannot be opened. Objects are
+    /// first read by [`ChangelogReader::next_batch`].
     pub fn open(handles: &[ChangelogHandle]) -> Result<Restore, ReadError> {
         Restore::plan(handles, None, LocalBlocks::new())
     }

@@ -148,8 +148,9 @@ pub struct HedgeOptions {
     pub second_chance_max: u32,
     /// No race while the interface is busier than this share and the part keeps up with the others.
     pub nic_share: f64,
-    /// Race at once where a connection is so slow that the rest of a part would take longer than 1.6 of it should have, as
-    /// soon as all of it should be sent; where it has taken nothing by then, a little later. Only in buckets whose store can tell, see [`Wire::took`](crate::Wire::took).
+    /// Race at once where a connection is so slow that the rest of a part would take longer than 1.6 times what all of it
+    /// should have, as soon as all of it should be sent; where it has taken nothing by then, a little later. Only in buckets
+    /// whose store can tell, see [`Wire::took`](crate::Wire::took).
     pub progress_check: bool,
     /// The first pause after a refusal; doubled each time, ± 50 %.
     pub backoff_start: Duration,
