@@ -93,7 +93,8 @@ fn links_between_the_documents_lead_somewhere() {
         };
         headings.map(anchor).collect()
     };
-    for page in ["docs/guide.md", "docs/operations.md"] {
+    for page in ["docs/guide.md", "docs/operations.md", "docs/verbs.md", "docs/format.md", "docs/metrics.md"]
+    {
         let text = read(page);
         for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
             if link.starts_with("https://") {
@@ -172,6 +173,85 @@ fn the_table_of_options_has_every_option_and_its_default() {
     assert_eq!(uploads.keys().copied().collect::<BTreeSet<_>>(), fields);
     compare_defaults(&uploads, &format!("{:#?}", UploadOptions::default()));
     compare_defaults(&uploads, &format!("{:#?}", HedgeOptions::default()));
+}
+
+#[test]
+fn the_table_of_keys_of_a_url_has_every_key_that_is_read() {
+    let operations = read("docs/operations.md");
+    let heading = "### Its URL, and the environment";
+    let table = rows(&operations, heading);
+    let source = read("upload/src/s3/address.rs");
+    let (_, arms) = source.split_once("        match key {\n").expect("keys are read by one match");
+    let (arms, _) = arms.split_once("_ if looks_secret").unwrap();
+    let keys = arms.lines().filter_map(|line| line.strip_prefix("            \"")?.split_once("\" =>"));
+    let keys: BTreeSet<&str> = keys.map(|(key, _)| key).collect();
+    let documented = table.keys().copied().filter(|key| !key.contains("://"));
+    assert_eq!(documented.collect::<BTreeSet<_>>(), keys);
+    // Whoever opens a bucket by itself has the same keys.
+    let open = read("upload/src/open.rs");
+    for key in keys {
+        assert!(open.contains(&format!("`{key}`")), "open_store does not tell of {key}");
+    }
+    let kinds: BTreeSet<&str> = table.keys().filter_map(|url| Some(url.split_once("://")?.0)).collect();
+    let known = tidelog_upload::SUPPORTED_SCHEMES.split(", ").filter_map(|url| url.split_once("://"));
+    let known = known.map(|(kind, _)| kind).filter(|kind| *kind != "memory");
+    assert_eq!(kinds, known.collect());
+    let section = operations.split_once(heading).unwrap().1.split("\n#").next().unwrap();
+    for variable in read("upload/src/s3.rs").split("variable(\"").skip(1) {
+        let variable = variable.split_once('"').unwrap().0;
+        assert!(section.contains(&format!("`{variable}`")), "{variable} is read, and not told of");
+    }
+}
+
+#[test]
+#[cfg(feature = "s3")]
+fn the_buckets_of_the_commands_that_are_shown_can_be_opened() {
+    let mut opened = 0;
+    for page in ["README.md", "docs/operations.md", "docs/guide.md"] {
+        for command in fenced(&read(page), "sh") {
+            let words = command.split_whitespace().map(|word| word.trim_matches('\''));
+            for url in words.filter(|word| word.starts_with("s3://")) {
+                tidelog_upload::open_store(url).unwrap_or_else(|error| panic!("{page}: {error}"));
+                opened += 1;
+            }
+        }
+    }
+    assert!(opened >= 5, "only {opened} buckets were found");
+}
+
+#[test]
+fn what_is_true_after_an_error_is_told_of_each_that_a_persist_or_a_holder_may_get() {
+    let verbs = read("docs/verbs.md");
+    let (_, section) = verbs.split_once("## After an error").unwrap();
+    let mut told = BTreeSet::new();
+    for row in section.lines().take_while(|line| !line.starts_with('#')) {
+        let Some((cell, _)) = row.strip_prefix("| `").and_then(|row| row.split_once(" | ")) else { continue };
+        // `Type::One`, `Another`: of the same type.
+        let mut of = "";
+        for name in cell.trim_end_matches('`').split("`, `") {
+            let name = match name.split_once("::") {
+                Some((named, name)) => {
+                    of = named;
+                    name
+                }
+                None => name,
+            };
+            told.insert(format!("{of}::{name}"));
+        }
+    }
+    let source = read("src/error.rs");
+    for of in ["PersistError", "RegisterError"] {
+        let (_, variants) = source.split_once(&format!("pub enum {of} {{\n")).unwrap();
+        let (variants, _) = variants.split_once("\n}").unwrap();
+        let names = variants.lines().filter_map(|line| line.strip_prefix("    "));
+        let names = names.filter(|line| line.starts_with(|first: char| first.is_ascii_uppercase()));
+        let names: Vec<_> = names.map(|line| line.split([' ', '(', ',']).next().unwrap()).collect();
+        assert!(names.len() >= 8, "{names:?}");
+        // These two say all there is.
+        for name in names.into_iter().filter(|name| !["Forked", "Closed"].contains(name)) {
+            assert!(told.contains(&format!("{of}::{name}")), "docs/verbs.md does not tell of {of}::{name}");
+        }
+    }
 }
 
 #[test]
