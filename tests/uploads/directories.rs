@@ -107,7 +107,7 @@ fn new_writers_go_to_directories_that_can_take_them() {
         first.append(KeyGroup(1), b"one").unwrap();
         if broken {
             machine.worlds[0].inject(Fault::EngineBreaks, 0);
-            let _ = first.sync();
+            drop(first.sync());
             machine.pass(&changelog, SECOND);
         } else {
             fill_up(&machine);

@@ -394,7 +394,7 @@ mod tests {
             for round in 0..200 {
                 for work in [Work::Data(u64::MAX), Work::Data(0), Work::Control, Work::Complete(9)] {
                     let took = if round % 3 == 0 { Duration::ZERO } else { options.hedging.stall_timeout };
-                    policy.learn_timeout(home);
+                    policy.learn_timeout(home, now, now);
                     let late = policy.delay(home, work).mul_f64(options.hedging.second_chance_delays);
                     assert!(now.checked_add(policy.timeout(home, work)).is_some());
                     assert!(now.checked_add(late).is_some());

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tidelog::{Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, Options, SequenceNumber, UploadOptions};
+use tidelog::{Changelog, ChangelogWriter, KeyGroup, KeyGroupRange, Options, UploadOptions};
 use tidelog_testing::{ACCESS_KEY, SECRET_KEY};
 use tidelog_upload::{Body, Lane, Store, UploadRef, UploadedPart};
 
