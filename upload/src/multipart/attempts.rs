@@ -474,7 +474,8 @@ impl ObjectMachine {
         }
         self.stored(unit, cx);
         let losers = self.losers(unit, |loser, machine| {
-            loser.upload == attempt.upload || machine.uploads[loser.upload].group != group
+            let upload = &machine.uploads[loser.upload];
+            loser.upload == attempt.upload || (upload.group != group && upload.takes_side_objects())
         });
         self.lose(losers, &attempt, cx);
     }

@@ -194,3 +194,35 @@ fn what_is_left_when_all_part_numbers_are_used_up_becomes_objects_of_its_own() {
         assert_eq!(h.placement().bytes, 2 * CHUNK + 1000);
     }
 }
+
+#[test]
+fn a_part_that_another_upload_won_is_still_sent_where_there_may_be_no_gap() {
+    // The first bucket opens, what is in flight moves to the third one, and the second one takes over the upload.
+    let taken_over = |seed: &u64| {
+        let mut h = Harness::new(&[s3(), dense(), s3()], UploadOptions::default(), *seed);
+        h.event(Event::Chunk { bytes: CHUNK, last: false });
+        let home = h.created();
+        for _ in 0..2 {
+            h.event(Event::Chunk { bytes: CHUNK, last: false });
+        }
+        let first = part_of(&h, 0);
+        h.ok(first);
+        open(&mut h, home);
+        h.pass(SECOND);
+        let third = h.in_flight[&h.find(|f| f.request == Request::Create).pop()?].bucket;
+        h.created();
+        h.event(Event::Chunk { bytes: 1000, last: true });
+        let old = h.find(|f| is_part(f) && f.bucket == home).pop()?;
+        h.err(old, StoreErrorKind::NoSuchUpload);
+        let second = h.in_flight[&h.find(|f| f.request == Request::Create).pop()?].bucket;
+        (home.0 == 0 && second.0 == 1 && third.0 == 2).then_some(h)
+    };
+    let mut h = (0..99).find_map(|seed| taken_over(&seed)).expect("a seed that does this");
+    h.created();
+    // The third bucket is faster.
+    h.all_ok(|f| f.bucket.0 == 2);
+    h.all_ok(|f| f.bucket.0 == 2);
+    h.all_ok(|f| f.bucket.0 == 1);
+    h.all_ok(|f| f.bucket.0 == 1);
+    assert_eq!(h.placement().bytes, 3 * CHUNK + 1000);
+}
