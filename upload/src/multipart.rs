@@ -163,6 +163,7 @@ struct Slot {
     state: SlotState,
     attempts: u32,
     failures: u32,
+    /// When its next attempt may begin, or, while one is in flight, move.
     retry_at: Option<Instant>,
     /// When its first attempt began, and D then.
     since: Option<Instant>,

@@ -181,7 +181,7 @@ impl ObjectMachine {
             return;
         }
         let age = cx.now.saturating_duration_since(since);
-        let again = cx.now + (delay / 2).max(Duration::from_millis(1));
+        let again = look_again(delay, cx.now);
         let telling = self.flying(unit).filter(|attempt| cx.policy.progress_seen(attempt.bucket));
         let acknowledged = telling.map(|attempt| attempt.acknowledged).max();
         let look_at = if cx.policy.interface_busy(acknowledged, age, cx.now) {
@@ -298,13 +298,13 @@ impl ObjectMachine {
         let mut not = self.excluded.clone();
         not.push(bucket);
         let opening = self.uploads[at].state == State::Opening;
-        let somewhere = if gaps && !opening {
-            cx.policy.alternate(&not, cx.now).is_some()
-        } else {
-            // It leaves as a whole, or not at all.
-            self.has_bytes(at) && self.upload_bucket(at, cx).is_some()
-        };
-        if !somewhere {
+        // It leaves as a whole, or not at all.
+        let whole = opening || !gaps;
+        if whole && !self.has_bytes(at) {
+            return;
+        }
+        let other = if whole { self.upload_bucket(at, cx) } else { cx.policy.alternate(&not, cx.now) };
+        if other.is_none() {
             return;
         }
         if opening {
@@ -320,11 +320,11 @@ impl ObjectMachine {
         let target = self.move_target(at, leaving.len(), &not, cx);
         for index in leaving {
             let slot = &mut self.uploads[at].slots[index];
-            slot.moved = true;
-            self.changed = true;
             let (unit, waiting) = (slot.unit, slot.state == SlotState::Waiting);
             match target {
                 Some(target) => {
+                    slot.moved = true;
+                    self.changed = true;
                     if waiting {
                         slot.state = SlotState::Elsewhere;
                     }
@@ -339,10 +339,15 @@ impl ObjectMachine {
                 // Its next attempt will avoid the bucket.
                 None if waiting => {}
                 None => {
+                    let again = look_again(slot.delay, cx.now);
                     if let Some(bucket) = self.side_bucket(at, unit, cx)
                         && cx.policy.connect(Lane::Hedge, false)
                     {
+                        self.uploads[at].slots[index].moved = true;
                         self.send_side(at, index, bucket, None, true, cx);
+                    } else {
+                        self.uploads[at].slots[index].retry_at = Some(again);
+                        self.wake_at(Some(again));
                     }
                 }
             }
@@ -368,7 +373,8 @@ impl ObjectMachine {
                 let Some(started) = here.map(|attempt| attempt.started).filter(|_| !elsewhere) else {
                     continue;
                 };
-                if self.waits(Some(started + old), cx) {
+                let (retry_at, old) = (slot.retry_at, started + old);
+                if self.waits(retry_at.max(Some(old)), cx) {
                     continue;
                 }
             }
@@ -646,6 +652,11 @@ impl ObjectMachine {
         }
         nowhere
     }
+}
+
+/// When to look again for what nobody tells of.
+fn look_again(delay: Duration, now: Instant) -> Instant {
+    now + (delay / 2).max(Duration::from_millis(1))
 }
 
 fn slot_due(due: Instant, look_at: Option<Instant>) -> Instant {

@@ -226,3 +226,28 @@ fn a_part_that_another_upload_won_is_still_sent_where_there_may_be_no_gap() {
     h.all_ok(|f| f.bucket.0 == 1);
     assert_eq!(h.placement().bytes, 3 * CHUNK + 1000);
 }
+
+#[test]
+fn what_finds_no_connection_to_leave_by_leaves_as_soon_as_there_is_one() {
+    let mut options = UploadOptions::default();
+    options.hedge_connections = 1;
+    let mut h = Harness::new(&[s3(), s3()], options, 3);
+    h.event(Event::Chunk { bytes: CHUNK, last: false });
+    let home = h.created();
+    h.event(Event::Chunk { bytes: 1000, last: true });
+    open(&mut h, home);
+    h.pass(SECOND);
+    for _ in 0..50 {
+        h.event(Event::Tick);
+    }
+    let denied = h.policy.stats().hedges_denied;
+    assert!((1..20).contains(&denied), "{denied}");
+    let first = h.only(is_put);
+    let look = h.machine.deadline().expect("another look");
+    assert!(look < h.now + SECOND, "{:?}", look - h.now);
+    h.ok(first);
+    h.pass(SECOND);
+    let second = h.only(is_put);
+    h.ok(second);
+    assert_eq!(h.placement().pieces.len(), 2);
+}
