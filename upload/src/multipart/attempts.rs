@@ -154,11 +154,9 @@ impl ObjectMachine {
         let options = &cx.policy.options().hedging;
         let (enabled, hedges_max, second) =
             (options.enabled, options.hedges_max, options.second_chance_delays);
-        if !enabled || !self.wanted || self.is_replacement(at) || cx.policy.all_refuse() {
-            return;
-        }
         let side = self.uploads[at].takes_side_objects();
-        if !side && (self.uploads[at].raced.is_some() || !self.can_be_sent_again(at, cx)) {
+        if !enabled || !self.wanted || self.is_replacement(at) || (!side && self.uploads[at].raced.is_some())
+        {
             return;
         }
         let home = self.uploads[at].bucket;
@@ -184,7 +182,7 @@ impl ObjectMachine {
         let again = look_again(delay, cx.now);
         let telling = self.flying(unit).filter(|attempt| cx.policy.progress_seen(attempt.bucket));
         let acknowledged = telling.map(|attempt| attempt.acknowledged).max();
-        let look_at = if cx.policy.interface_busy(acknowledged, age, cx.now) {
+        let look_at = if cx.policy.all_refuse() || cx.policy.interface_busy(acknowledged, age, cx.now) {
             Some(again)
         } else if side {
             match self.side_bucket(at, unit, cx).or_else(|| self.only_bucket(home, cx)) {
@@ -203,6 +201,8 @@ impl ObjectMachine {
                     }
                 },
             }
+        } else if !self.can_be_sent_again(at, cx) {
+            Some(again)
         } else {
             let parts = self.uploads[at].slots.len();
             match cx.policy.grant(age, delay, parts) {
@@ -305,7 +305,9 @@ impl ObjectMachine {
         }
         let other = if whole { self.upload_bucket(at, cx) } else { cx.policy.alternate(&not, cx.now) };
         if other.is_none() {
-            return;
+            // Nobody tells when one takes data again.
+            let delay = cx.policy.delay(bucket, Work::Data(0));
+            return self.wake_at(Some(look_again(delay, cx.now)));
         }
         if opening {
             return self.replace(at, cx);

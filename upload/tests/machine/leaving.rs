@@ -251,3 +251,76 @@ fn what_finds_no_connection_to_leave_by_leaves_as_soon_as_there_is_one() {
     h.ok(second);
     assert_eq!(h.placement().pieces.len(), 2);
 }
+
+/// When the only canary of this bucket is due, it comes through.
+fn close(h: &mut Harness, bucket: BucketIndex) {
+    let due = h.policy.deadline().expect("a canary");
+    h.pass(due - h.now);
+    assert_eq!(h.policy.canary(h.now).map(|canary| canary.bucket), Some(bucket));
+    h.policy.canary_ended(bucket, true, Duration::from_millis(20), h.now);
+}
+
+#[test]
+fn what_is_late_is_raced_soon_after_a_bucket_closes() {
+    for row in [s3(), dense()] {
+        let mut h = Harness::new(&[row.clone(), row], UploadOptions::default(), 3);
+        h.object(&[CHUNK, 1000]);
+        let home = h.created();
+        let other = BucketIndex(1 - home.0);
+        open(&mut h, other);
+        h.pass(SECOND);
+        assert!(h.find(|f| f.bucket == other).is_empty());
+        close(&mut h, other);
+        let closed = h.now;
+        h.pass(9 * SECOND);
+        let race = h.find(|f| f.bucket == other)[0];
+        let after = h.in_flight[&race].started - closed;
+        assert!(after < SECOND, "{after:?}");
+    }
+}
+
+#[test]
+fn what_nobody_waits_for_leaves_a_bucket_that_opened_soon_after_another_one_closes() {
+    for row in [s3(), dense()] {
+        let mut h = Harness::new(&[row.clone(), row], UploadOptions::default(), 3);
+        h.event(Event::Chunk { bytes: CHUNK, last: false });
+        let home = h.created();
+        let other = BucketIndex(1 - home.0);
+        open(&mut h, other);
+        for _ in 0..3 {
+            fail_all(&mut h, home, &StoreErrorKind::Throttled);
+            h.pass(2 * SECOND);
+        }
+        assert_eq!(h.policy.breaker(home, h.now), Breaker::Open);
+        h.only(is_part);
+        close(&mut h, other);
+        let closed = h.now;
+        h.pass(9 * SECOND);
+        let moved = h.find(|f| f.bucket == other)[0];
+        let after = h.in_flight[&moved].started - closed;
+        assert!(after < SECOND, "{after:?}");
+    }
+}
+
+#[test]
+fn what_is_late_is_raced_soon_after_buckets_stop_refusing_another_object() {
+    let mut h = Harness::new(&[s3()], UploadOptions::default(), 3);
+    h.object(&[CHUNK, CHUNK, CHUNK, 1000]);
+    h.created();
+    for chunk in [0, 1] {
+        let part = part_of(&h, chunk);
+        h.err(part, StoreErrorKind::Throttled);
+    }
+    h.pass(2 * SECOND);
+    assert!(h.find(is_put).is_empty() && h.find(is_part).len() == 4);
+    let mut other = Harness::new(&[s3()], UploadOptions::default(), 3);
+    std::mem::swap(&mut h.policy, &mut other.policy);
+    other.object(&[1000]);
+    let put = other.only(is_put);
+    other.ok(put);
+    std::mem::swap(&mut h.policy, &mut other.policy);
+    let taken = h.now;
+    h.pass(9 * SECOND);
+    let after = h.in_flight[&h.find(is_put)[0]].started - taken;
+    assert!(after < SECOND, "{after:?}");
+}
