@@ -141,7 +141,7 @@ fn a_read_is_asked_again_after_a_refusal_and_not_for_ever() {
 }
 
 #[test]
-fn a_current_thread_runtime_and_no_bucket_are_refused() {
+fn a_current_thread_runtime_no_bucket_and_options_that_cannot_work_are_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let handle = Runtime::Handle(runtime.handle().clone());
     let stores: Vec<Arc<dyn Store>> = vec![Arc::new(SimStore::new(1))];
@@ -149,6 +149,11 @@ fn a_current_thread_runtime_and_no_bucket_are_refused() {
     assert!(matches!(error, DriverError::CurrentThreadRuntime));
     let error = Driver::start(Vec::new(), Runtime::Own { threads: 1 }, UploadOptions::default());
     assert!(matches!(error.unwrap_err(), DriverError::NoBucket));
+    let mut options = UploadOptions::default();
+    options.hedging.slow_connection = f64::NAN;
+    let stores: Vec<Arc<dyn Store>> = vec![Arc::new(SimStore::new(1))];
+    let error = Driver::start(stores, Runtime::Own { threads: 1 }, options).unwrap_err();
+    assert!(matches!(&error, DriverError::Option(error) if error.option == "slow_connection"), "{error}");
 }
 
 #[test]
