@@ -6,26 +6,25 @@
 //! a lifecycle rule, `AbortIncompleteMultipartUpload`).
 #![forbid(unsafe_code)]
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use object_store::multipart::{MultipartStore, PartId};
-use object_store::path::Path as ObjectPath;
 use object_store::prefix::PrefixStore;
-use object_store::{ClientOptions, ObjectStore, ObjectStoreExt, RetryConfig};
-use url::Url;
+use object_store::{ClientConfigKey, ObjectStore, ObjectStoreExt, RetryConfig};
 
 use crate::object::{Bucket, Staging, failure, payload, tag};
+use crate::open::Address;
 use crate::store::{
     Body, BoxFuture, Capabilities, EntityTag, Lane, ListedObject, ListedPart, ListedUpload, Operation, Parts,
     Store, StoreError, StoreErrorKind, UploadId, UploadRef, UploadedPart,
 };
 
-/// How long a connection may idle: below the 60 s and more after which servers and balancers drop them without a word.
-const IDLE_MAX: Duration = Duration::from_secs(20);
+pub(crate) mod answers;
 
 /// Multipart uploads in the manner of S3. Which numbers they have is `object_store`'s matter: no gaps.
 #[cfg(feature = "gcs")]
@@ -59,70 +58,100 @@ const AZURE: Capabilities = Capabilities {
     conditional_put: false,
 };
 
+/// What is ours to say of a client; all else, such as proxies and certificates, stays as the environment has it. A day is no
+/// time limit to the callers, who have their own.
+const CLIENT: [(ClientConfigKey, &str); 4] = [
+    (ClientConfigKey::Timeout, "1 day"),
+    (ClientConfigKey::ConnectTimeout, "1 day"),
+    // Below the 60 s and more after which servers and balancers drop idle connections without a word.
+    (ClientConfigKey::PoolIdleTimeout, "20 s"),
+    (ClientConfigKey::Http1Only, "true"),
+];
+
 /// Opens `gs://bucket/prefix`, with the credentials that Google's tools would find.
 #[cfg(feature = "gcs")]
 pub(crate) fn open_google(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    use object_store::gcp::GoogleCloudStorageBuilder;
-    open(url, &GOOGLE, || {
-        GoogleCloudStorageBuilder::from_env()
-            .with_url(url)
-            .with_retry(no_retries())
-            .with_client_options(client_options())
-            .build()
+    use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+    open(url, &GOOGLE, false, |bucket| {
+        let mut builder =
+            GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket).with_retry(no_retries());
+        for (key, value) in CLIENT {
+            builder = builder.with_config(GoogleConfigKey::Client(key), value);
+        }
+        builder.build()
     })
 }
 
 /// Opens `az://container/prefix`, with account and credentials from the environment (`AZURE_STORAGE_ACCOUNT_NAME`, ...).
 #[cfg(feature = "azure")]
 pub(crate) fn open_azure(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    use object_store::azure::MicrosoftAzureBuilder;
-    open(url, &AZURE, || {
-        MicrosoftAzureBuilder::from_env()
-            .with_url(url)
-            .with_retry(no_retries())
-            .with_client_options(client_options())
-            .build()
+    use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+    open(url, &AZURE, true, |container| {
+        let mut builder =
+            MicrosoftAzureBuilder::from_env().with_container_name(container).with_retry(no_retries());
+        for (key, value) in CLIENT {
+            builder = builder.with_config(AzureConfigKey::Client(key), value);
+        }
+        builder.build()
     })
 }
 
 fn open<T: ObjectStore + MultipartStore>(
     url: &str,
     capabilities: &'static Capabilities,
-    build: impl Fn() -> Result<T, object_store::Error>,
+    own_uploads: bool,
+    build: impl Fn(&str) -> Result<T, object_store::Error>,
 ) -> Result<Arc<dyn Store>, StoreError> {
-    let refuse =
-        |why: &str| StoreError::new(Operation::Open, url, "", StoreErrorKind::InvalidUrl(why.to_owned()));
-    let parsed = Url::parse(url).map_err(|error| refuse(&error.to_string()))?;
-    let plain = parsed.query().is_none() && parsed.fragment().is_none() && parsed.username().is_empty();
-    if !plain || parsed.host_str().is_none_or(str::is_empty) {
-        return Err(refuse("it is a bucket and a prefix; credentials and options come from the environment"));
-    }
-    let prefix = ObjectPath::from_url_path(parsed.path()).map_err(|error| refuse(&error.to_string()))?;
-    let lane = || match build() {
+    let Address { url, host, prefix } = Address::of(url)?;
+    let lane = || match build(&host) {
         Ok(store) => Ok(Arc::new(PrefixStore::new(store, prefix.clone()))),
-        Err(error) => Err(failure(Operation::Open, url, "", error)),
+        Err(error) => Err(failure(Operation::Open, &url, "", error)),
     };
     let (primary, hedge) = (lane()?, lane()?);
-    let bucket = Bucket::new(url.trim_end_matches('/'), Arc::clone(&primary) as _, Staging::Nowhere);
-    Ok(Arc::new(Cloud { bucket, capabilities, lanes: [primary, hedge] }))
+    let bucket = Bucket::new(&url, Arc::clone(&primary) as _, Staging::Nowhere);
+    let uploads = own_uploads.then(Uploads::default);
+    Ok(Arc::new(Cloud { bucket, capabilities, uploads, lanes: [primary, hedge] }))
 }
 
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
-fn client_options() -> ClientOptions {
-    ClientOptions::new()
-        .with_timeout_disabled()
-        .with_connect_timeout_disabled()
-        .with_pool_idle_timeout(IDLE_MAX)
-        .with_http1_only()
+/// The uploads of this process in a store that does not tell uploads apart: Azure keeps blocks by name alone. Here they begin
+/// and end as elsewhere, so that nothing is added to an object that is complete, or made of an upload that was given up.
+#[derive(Debug, Default)]
+struct Uploads {
+    begun: AtomicU64,
+    /// With their names: an id alone may be one of an earlier process.
+    open: Mutex<HashSet<(String, UploadId)>>,
+}
+
+impl Uploads {
+    fn begin(&self, name: &str) -> UploadId {
+        let id = UploadId(self.begun.fetch_add(1, Ordering::Relaxed).to_string().into());
+        self.lock().insert((name.to_owned(), id.clone()));
+        id
+    }
+
+    fn is_open(&self, upload: UploadRef<'_>) -> bool {
+        self.lock().contains(&(upload.name.to_owned(), upload.id.clone()))
+    }
+
+    fn end(&self, upload: UploadRef<'_>) {
+        self.lock().remove(&(upload.name.to_owned(), upload.id.clone()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<(String, UploadId)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Cloud<T> {
     /// The first lane, for what has no lane.
     bucket: Bucket,
     capabilities: &'static Capabilities,
+    /// Where the store has no uploads itself.
+    uploads: Option<Uploads>,
     lanes: [Arc<PrefixStore<T>>; 2],
 }
 
@@ -140,27 +169,11 @@ impl<T> Cloud<T> {
         }
     }
 
-    /// The error of a write. That something is not there means the upload, or the bucket; what is not known to have done
-    /// nothing may have done it.
-    fn failure(&self, operation: Operation, name: &str, error: object_store::Error) -> StoreError {
-        use object_store::Error as E;
-        let is_upload = matches!(operation, Operation::PutPart | Operation::Complete | Operation::Abort);
-        let caused = |kind, error: Box<dyn std::error::Error + Send + Sync>| {
-            StoreError::caused(operation, self.bucket.url(), name, kind, error)
-        };
-        match error {
-            E::NotFound { .. } if is_upload => caused(StoreErrorKind::NoSuchUpload, error.into()),
-            E::NotFound { .. } => StoreError::failed(operation, self.bucket.url(), name, false, error),
-            E::PermissionDenied { .. } => caused(StoreErrorKind::Denied, error.into()),
-            E::AlreadyExists { .. } | E::Precondition { .. } => caused(StoreErrorKind::Exists, error.into()),
-            error => {
-                let failure = self.bucket.failure(operation, name, error);
-                if *failure.kind() == StoreErrorKind::Failed && failure.is_retryable() {
-                    return caused(StoreErrorKind::Interrupted, failure.into());
-                }
-                failure
-            }
+    fn check_open(&self, operation: Operation, upload: UploadRef<'_>) -> Result<(), StoreError> {
+        if self.uploads.as_ref().is_some_and(|uploads| !uploads.is_open(upload)) {
+            return Err(self.bucket.error(operation, upload.name, StoreErrorKind::NoSuchUpload));
         }
+        Ok(())
     }
 }
 
@@ -182,7 +195,7 @@ impl<T: ObjectStore + MultipartStore> Store for Cloud<T> {
         Box::pin(async move {
             let path = self.bucket.path(Operation::Put, name)?;
             let done = self.lane(lane).put(&path, payload(&body)).await;
-            let done = done.map_err(|error| self.failure(Operation::Put, name, error))?;
+            let done = done.map_err(|error| self.bucket.failure(Operation::Put, name, error))?;
             Ok(tag(done.e_tag))
         })
     }
@@ -190,8 +203,11 @@ impl<T: ObjectStore + MultipartStore> Store for Cloud<T> {
     fn create<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<UploadId, StoreError>> {
         Box::pin(async move {
             let path = self.bucket.path(Operation::Create, name)?;
+            if let Some(uploads) = &self.uploads {
+                return Ok(uploads.begin(name));
+            }
             let id = self.lane(Lane::Primary).create_multipart(&path).await;
-            Ok(UploadId(id.map_err(|error| self.failure(Operation::Create, name, error))?.into()))
+            Ok(UploadId(id.map_err(|error| self.bucket.failure(Operation::Create, name, error))?.into()))
         })
     }
 
@@ -208,9 +224,10 @@ impl<T: ObjectStore + MultipartStore> Store for Cloud<T> {
             let Some(index) = index else {
                 return Err(self.bucket.error(Operation::PutPart, upload.name, StoreErrorKind::InvalidPart));
             };
+            self.check_open(Operation::PutPart, upload)?;
             let id = upload.id.0.to_string();
             let part = self.lane(lane).put_part(&path, &id, index as usize, payload(&body)).await;
-            let part = part.map_err(|error| self.failure(Operation::PutPart, upload.name, error))?;
+            let part = part.map_err(|error| self.bucket.failure(Operation::PutPart, upload.name, error))?;
             // As it is, quotes too: for these stores it is an id to be given back.
             Ok(EntityTag(part.content_id.into()))
         })
@@ -233,10 +250,14 @@ impl<T: ObjectStore + MultipartStore> Store for Cloud<T> {
             if parts.is_empty() || !rising || !(dense || self.capabilities.sparse) {
                 return Err(self.bucket.error(operation, name, StoreErrorKind::InvalidPart));
             }
+            self.check_open(operation, upload)?;
             let ids = parts.iter().map(|part| PartId { content_id: part.tag.0.to_string() }).collect();
             let id = upload.id.0.to_string();
             let done = self.lane(Lane::Primary).complete_multipart(&path, &id, ids).await;
-            let done = done.map_err(|error| self.failure(operation, name, error))?;
+            let done = done.map_err(|error| self.bucket.failure(operation, name, error))?;
+            if let Some(uploads) = &self.uploads {
+                uploads.end(upload);
+            }
             Ok(tag(done.e_tag))
         })
     }
@@ -244,10 +265,14 @@ impl<T: ObjectStore + MultipartStore> Store for Cloud<T> {
     fn abort<'a>(&'a self, upload: UploadRef<'a>) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let path = self.bucket.path(Operation::Abort, upload.name)?;
+            if let Some(uploads) = &self.uploads {
+                uploads.end(upload);
+                return Ok(());
+            }
             let id = upload.id.0.to_string();
             match self.lane(Lane::Primary).abort_multipart(&path, &id).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-                Err(error) => Err(self.failure(Operation::Abort, upload.name, error)),
+                Err(error) => Err(self.bucket.failure(Operation::Abort, upload.name, error)),
             }
         })
     }

@@ -5,49 +5,102 @@
 //! that its configuration says, not necessarily on their disks.
 #![forbid(unsafe_code)]
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hdfs_native_object_store::HdfsObjectStoreBuilder;
 use object_store::path::Path as ObjectPath;
 use object_store::prefix::PrefixStore;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use url::Url;
+use tokio::runtime::{Builder, Handle, Runtime};
 
+<<<<<<< HEAD
 use crate::object::{Bucket, Staging, failure, staged_id};
 use crate::store::{ListedUpload, Operation, Store, StoreError, StoreErrorKind};
+=======
+use crate::object::{Bucket, Staging, failure};
+use crate::open::Address;
+use crate::store::{ListedUpload, Operation, Store, StoreError, StoreErrorKind, UploadId};
+>>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
 
 /// Opens `hdfs://host:port/prefix`, or `hdfs://nameservice/prefix` with the configuration in `HADOOP_CONF_DIR`.
 pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    let refuse =
-        |why: &str| StoreError::new(Operation::Open, url, "", StoreErrorKind::InvalidUrl(why.to_owned()));
-    let parsed = Url::parse(url).map_err(|error| refuse(&error.to_string()))?;
-    let plain = parsed.query().is_none() && parsed.fragment().is_none() && parsed.username().is_empty();
-    let Some(host) = parsed.host_str().filter(|host| plain && !host.is_empty()) else {
-        return Err(refuse("it is hdfs://host:port/prefix or hdfs://nameservice/prefix"));
-    };
-    let server = match parsed.port() {
-        Some(port) => format!("hdfs://{host}:{port}"),
-        None => format!("hdfs://{host}"),
-    };
-    let prefix = ObjectPath::from_url_path(parsed.path()).map_err(|error| refuse(&error.to_string()))?;
-    let inner = HdfsObjectStoreBuilder::new().with_url(server).build();
-    let inner = inner.map_err(|error| failure(Operation::Open, url, "", error))?;
+    let Address { url, host, prefix } = Address::of(url)?;
+    if let Err(why) = check_name(prefix.as_ref()) {
+        return Err(StoreError::new(Operation::Open, &url, "", StoreErrorKind::InvalidUrl(why.to_owned())));
+    }
+    let threads = runtime().map_err(|error| failure(Operation::Open, &url, "", error))?;
+    let inner =
+        HdfsObjectStoreBuilder::new().with_url(format!("hdfs://{host}")).with_io_runtime(threads).build();
+    let inner = inner.map_err(|error| failure(Operation::Open, &url, "", error))?;
     let inner = Arc::new(PrefixStore::new(inner, prefix));
-    Ok(Arc::new(Bucket::new(url.trim_end_matches('/'), inner, Staging::Hdfs)))
+    Ok(Arc::new(Bucket::new(&url, inner, Staging::Hdfs)))
+}
+
+/// The threads of all clients' connections, for as long as the process lives. A client that is left alone makes a runtime of its
+/// own, and panics where its last user is a task of another.
+fn runtime() -> Result<Handle, io::Error> {
+    static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
+    let mut kept = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(runtime) = &*kept {
+        return Ok(runtime.handle().clone());
+    }
+    let new =
+        Builder::new_multi_thread().worker_threads(2).thread_name("tidelog-hdfs").enable_all().build()?;
+    Ok(kept.insert(new).handle().clone())
+}
+
+/// What HDFS refuses beyond what all stores do.
+///
+/// # Errors
+/// What is wrong with the name, in words.
+pub(crate) fn check_name(name: &str) -> Result<(), &'static str> {
+    if name.contains(':') {
+        return Err("HDFS takes no ':' in a name");
+    }
+    match staged_name(name) {
+        Some(_) => Err("files of such names, '.name.tmp.1', are unfinished uploads in HDFS"),
+        None => Ok(()),
+    }
+}
+
+/// What the text of an error of the adapter means, which has no type to be asked for: the NameNode's exception is in it.
+pub(crate) fn meaning(text: &str) -> Option<StoreErrorKind> {
+    let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    if says(&["AccessControlException"]) {
+        return Some(StoreErrorKind::Denied);
+    }
+    says(&["SASL error", "GSSAPI error", "No valid SASL mechanism"]).then_some(StoreErrorKind::Credentials)
+}
+
+/// The text of an error with the NameNode's Java stack in it, without that.
+pub(crate) fn without_stack(text: &str) -> Option<String> {
+    text.split_once("\n\tat ").map(|(said, _)| said.to_owned())
 }
 
 /// The upload that an entry of a listing is the temporary file of, if it is one.
 pub(crate) fn staged(entry: &ObjectMeta) -> Option<ListedUpload> {
-    let (folder, file) = entry.location.as_ref().rsplit_once('/').unwrap_or(("", entry.location.as_ref()));
+    let (name, id) = staged_name(entry.location.as_ref())?;
+    Some(ListedUpload { name, id, created: Some(entry.last_modified.into()) })
+}
+
+/// The object whose temporary file has this name, and the id of its upload.
+fn staged_name(name: &str) -> Option<(String, UploadId)> {
+    let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
     let (file, number) = file.strip_prefix('.')?.rsplit_once(".tmp.")?;
     if file.is_empty() {
         return None;
     }
+<<<<<<< HEAD
     Some(ListedUpload {
         name: if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") },
         id: staged_id(number)?,
         created: Some(entry.last_modified.into()),
     })
+=======
+    let name = if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") };
+    Some((name, UploadId(format!("#{number}").into())))
+>>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
 }
 
 /// Removes the temporary file of this number, or without one those of an object's uploads up to the first number that is
@@ -57,9 +110,14 @@ pub(crate) async fn remove_staged(
     path: &ObjectPath,
     number: Option<u64>,
 ) -> Result<(), object_store::Error> {
+<<<<<<< HEAD
     let numbers = number.map_or(1..=u64::MAX, |number| number..=number);
     for number in numbers {
         let staged = staged_path(path, number);
+=======
+    for number in 1.. {
+        let staged = staged_path(path, number)?;
+>>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
         match store.head(&staged).await {
             Ok(_) => store.delete(&staged).await?,
             Err(object_store::Error::NotFound { .. }) => break,
@@ -69,9 +127,18 @@ pub(crate) async fn remove_staged(
     Ok(())
 }
 
+<<<<<<< HEAD
 fn staged_path(path: &ObjectPath, number: u64) -> ObjectPath {
     let (folder, file) = path.as_ref().rsplit_once('/').unwrap_or(("", path.as_ref()));
     ObjectPath::from(format!("{folder}/.{file}.tmp.{number}"))
+=======
+fn staged_path(path: &ObjectPath, number: u32) -> Result<ObjectPath, object_store::path::Error> {
+    // As it is: made by `from`, it would be percent-encoded.
+    ObjectPath::parse(match path.as_ref().rsplit_once('/') {
+        Some((folder, file)) => format!("{folder}/.{file}.tmp.{number}"),
+        None => format!(".{path}.tmp.{number}"),
+    })
+>>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
 }
 
 #[cfg(test)]
@@ -81,16 +148,17 @@ mod tests {
     #[test]
     fn temporary_files_are_told_from_objects() {
         let entry = |name: &str| ObjectMeta {
-            location: ObjectPath::from(name),
+            location: ObjectPath::parse(name).unwrap(),
             last_modified: std::time::SystemTime::UNIX_EPOCH.into(),
             size: 0,
             e_tag: None,
             version: None,
         };
-        for name in ["a/b", "b", "a/b.c.tmp"] {
-            let path = ObjectPath::from(name);
-            let found = staged(&entry(staged_path(&path, 12).as_ref())).unwrap();
+        for name in ["a/b", "b", "a/b.c.tmp", "a/b%20 ~c"] {
+            let path = staged_path(&ObjectPath::parse(name).unwrap(), 12).unwrap();
+            let found = staged(&entry(path.as_ref())).unwrap();
             assert_eq!((&*found.name, &*found.id.0), (name, "#12"));
+            assert!(check_name(name).is_ok() && check_name(path.as_ref()).is_err(), "{name}");
         }
         for name in ["a/b", "a/b.tmp.1", "a/.b.tmp.", "a/.b.tmp.x", "a/..tmp.1", ".tmp.1/b"] {
             assert!(staged(&entry(name)).is_none(), "{name}");
@@ -98,6 +166,7 @@ mod tests {
     }
 
     #[test]
+<<<<<<< HEAD
     fn of_two_temporary_files_the_one_of_the_number_is_removed() {
         let store = object_store::memory::InMemory::new();
         let path = ObjectPath::from("a/b");
@@ -110,11 +179,32 @@ mod tests {
         put(1).unwrap();
         crate::block_on(remove_staged(&store, &path, None)).unwrap();
         assert!(!is_there(1) && !is_there(2));
+=======
+    fn the_last_user_of_a_store_may_be_a_task() {
+        let store = open("hdfs://127.0.0.1:1/x").unwrap();
+        let other = Builder::new_current_thread().build().unwrap();
+        other.block_on(async { drop(store) });
+    }
+
+    #[test]
+    fn an_error_of_the_name_node_is_known_by_its_exception() {
+        let kind = |text: &str| {
+            let source = format!("{text}\n\tat org.apache.hadoop.ipc.Server.run(Server.java:1)").into();
+            let error = object_store::Error::Generic { store: "HdfsObjectStore", source };
+            let error = failure(Operation::Put, "hdfs://host", "x", error);
+            assert!(error.to_string().ends_with(text), "{error}");
+            error.kind().clone()
+        };
+        let denied = "RPC error: org.apache.hadoop.security.AccessControlException Permission denied: user=x";
+        assert_eq!(kind(denied), StoreErrorKind::Denied);
+        assert_eq!(kind("No valid SASL mechanism found"), StoreErrorKind::Credentials);
+        assert_eq!(kind("RPC error: SafeModeException"), StoreErrorKind::Interrupted);
+>>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
     }
 
     #[test]
     fn urls_that_name_no_file_system_are_refused() {
-        for url in ["hdfs://", "hdfs:///x", "hdfs://host?x=y", "hdfs://user@host/x"] {
+        for url in ["hdfs://", "hdfs:///x", "hdfs://host?x=y", "hdfs://user@host/x", "hdfs://host/a:b"] {
             let error = open(url).unwrap_err();
             assert!(matches!(error.kind(), StoreErrorKind::InvalidUrl(_)), "{url}: {error}");
         }

@@ -21,6 +21,8 @@ use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload,
 };
 
+#[cfg(any(feature = "azure", feature = "gcs"))]
+use crate::cloud;
 #[cfg(feature = "hdfs")]
 use crate::hdfs;
 #[cfg(feature = "local")]
@@ -150,6 +152,10 @@ impl Bucket {
     pub(crate) fn path(&self, operation: Operation, name: &str) -> Result<ObjectPath, StoreError> {
         let invalid = |why| self.error(operation, name, StoreErrorKind::InvalidName(why));
         check_name(name).map_err(invalid)?;
+        #[cfg(feature = "hdfs")]
+        if matches!(self.staging, Staging::Hdfs) {
+            hdfs::check_name(name).map_err(invalid)?;
+        }
         ObjectPath::parse(name).map_err(|_| invalid("the store cannot take it"))
     }
 
@@ -231,12 +237,16 @@ impl Bucket {
         let answer = match self.inner.get_opts(path, options).await {
             Ok(answer) => answer,
             Err(cause) => {
+                let failure = self.failure(Operation::Get, name, cause);
+                if *failure.kind() != StoreErrorKind::Failed {
+                    return Err(self.unless_absent(failure).await);
+                }
                 // A range that starts behind the end is no error kind of its own there.
                 let size = self.meta(Operation::Get, name, path).await?.size;
                 return Err(if end > size {
                     error(StoreErrorKind::OutOfRange { start, end, size })
                 } else {
-                    self.failure(Operation::Get, name, cause)
+                    failure
                 });
             }
         };
@@ -551,7 +561,13 @@ pub(crate) fn failure(
     error: impl StdError + Send + Sync + 'static,
 ) -> StoreError {
     let is_commit = matches!(operation, Operation::Put | Operation::Complete);
-    match classify(&error) {
+    let class = classify(operation, &error);
+    #[cfg(feature = "hdfs")]
+    let error: Box<dyn StdError + Send + Sync> = match hdfs::without_stack(&error.to_string()) {
+        Some(text) => text.into(),
+        None => Box::new(error),
+    };
+    match class {
         Class::Kind(kind) => StoreError::caused(operation, url, name, kind, error),
         Class::Passing if is_commit => {
             // The object may be in its place already, and a sync have failed after that.
@@ -562,7 +578,8 @@ pub(crate) fn failure(
     }
 }
 
-enum Class {
+/// What an error says of another attempt, or of what went wrong.
+pub(crate) enum Class {
     Kind(StoreErrorKind),
     /// It may go away by itself.
     Passing,
@@ -570,7 +587,12 @@ enum Class {
 }
 
 /// What lies below says most where it is an error of the system.
-fn classify(error: &(dyn StdError + 'static)) -> Class {
+fn classify(operation: Operation, error: &(dyn StdError + 'static)) -> Class {
+    #[cfg(any(feature = "azure", feature = "gcs"))]
+    if let Some(class) = cloud::answers::meaning(operation, error) {
+        return class;
+    }
+    let _ = operation;
     let mut cause = Some(error);
     while let Some(error) = cause {
         use object_store::Error as E;
@@ -581,12 +603,12 @@ fn classify(error: &(dyn StdError + 'static)) -> Class {
                 return Class::Kind(StoreErrorKind::Unsupported);
             }
             Some(E::InvalidPath { .. }) => return Class::Lasting,
-            Some(generic @ E::Generic { .. }) => match status_of(&generic.to_string()) {
-                Some(429 | 503) => return Class::Kind(StoreErrorKind::Throttled),
-                Some(408 | 500..) => return Class::Kind(StoreErrorKind::Interrupted),
-                Some(300..) => return Class::Lasting,
-                _ => {}
-            },
+            #[cfg(feature = "hdfs")]
+            Some(E::Generic { source, .. }) => {
+                if let Some(kind) = hdfs::meaning(&source.to_string()) {
+                    return Class::Kind(kind);
+                }
+            }
             _ => {}
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
@@ -604,12 +626,6 @@ fn classify(error: &(dyn StdError + 'static)) -> Class {
         cause = error.source();
     }
     Class::Passing
-}
-
-/// The HTTP status that an error names. It has none to be asked for.
-fn status_of(text: &str) -> Option<u16> {
-    let (_, rest) = text.split_once("status code: ")?;
-    rest.get(..3)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -774,22 +790,5 @@ mod tests {
         assert_eq!(head().unwrap_err(), StoreErrorKind::Interrupted);
         crate::block_on(bucket.delete("x/a")).unwrap();
         assert_eq!(head().unwrap_err(), StoreErrorKind::NotFound);
-    }
-
-    #[test]
-    fn statuses_decide_where_there_are_some() {
-        let kind = |text: &str| {
-            let source = io::Error::other(text.to_owned()).to_string().into();
-            let error = object_store::Error::Generic { store: "GCS", source };
-            let error = failure(Operation::PutPart, "gs://bucket", "x", error);
-            (error.kind().clone(), error.is_retryable())
-        };
-        let status = |status| kind(&format!("Server returned non-2xx status code: {status}: "));
-        assert_eq!(status("503 Service Unavailable"), (StoreErrorKind::Throttled, true));
-        assert_eq!(status("429 Too Many Requests"), (StoreErrorKind::Throttled, true));
-        assert_eq!(status("500 Internal Server Error"), (StoreErrorKind::Interrupted, true));
-        assert_eq!(status("301 Moved Permanently"), (StoreErrorKind::Failed, false));
-        assert_eq!(status("400 Bad Request"), (StoreErrorKind::Failed, false));
-        assert_eq!(kind("connection reset"), (StoreErrorKind::Failed, true));
     }
 }

@@ -94,11 +94,11 @@ pub fn bucket_url(url: &str) -> Result<String, StoreError> {
         #[cfg(feature = "s3")]
         Some(("s3", _)) => s3::normal(url),
         #[cfg(feature = "gcs")]
-        Some(("gs", _)) => Ok(url.trim_end_matches('/').to_owned()),
+        Some(("gs", _)) => Address::of(url).map(|address| address.url),
         #[cfg(feature = "azure")]
-        Some(("az", _)) => Ok(url.trim_end_matches('/').to_owned()),
+        Some(("az", _)) => Address::of(url).map(|address| address.url),
         #[cfg(feature = "hdfs")]
-        Some(("hdfs", _)) => Ok(url.trim_end_matches('/').to_owned()),
+        Some(("hdfs", _)) => Address::of(url).map(|address| address.url),
         Some(("memory", _)) => Ok(url.to_owned()),
         _ => Err(unsupported(url)),
     }
@@ -113,6 +113,55 @@ pub fn bucket_directory(url: &str) -> Option<PathBuf> {
     }
     let _ = url;
     None
+}
+
+/// What `gs://`, `az://` and `hdfs://` URLs name.
+#[cfg(any(feature = "azure", feature = "gcs", feature = "hdfs"))]
+pub(crate) struct Address {
+    /// In its normal form.
+    pub(crate) url: String,
+    /// The bucket, the container, or the server with its port.
+    pub(crate) host: String,
+    pub(crate) prefix: object_store::path::Path,
+}
+
+#[cfg(any(feature = "azure", feature = "gcs", feature = "hdfs"))]
+impl Address {
+    /// # Errors
+    /// A URL that names no bucket, or has credentials or options in it. They are not repeated.
+    pub(crate) fn of(url: &str) -> Result<Address, StoreError> {
+        let refuse = |why: &str| {
+            let plain = url.split(['?', '#']).next().unwrap_or_default();
+            let (scheme, rest) = plain.split_once("://").unwrap_or_default();
+            let (host, _) = rest.split_once('/').unwrap_or((rest, ""));
+            let plain = match host.rsplit_once('@') {
+                Some((_, host)) => format!("{scheme}://{host}"),
+                None => plain.to_owned(),
+            };
+            StoreError::new(Operation::Open, &plain, "", StoreErrorKind::InvalidUrl(why.to_owned()))
+        };
+        let parsed = url::Url::parse(url).map_err(|error| refuse(&error.to_string()))?;
+        let bare = parsed.username().is_empty() && parsed.password().is_none();
+        if !bare || parsed.query().is_some() || parsed.fragment().is_some() {
+            return Err(refuse(
+                "it is a bucket and a prefix; credentials and options come from the environment",
+            ));
+        }
+        let Some(host) = parsed.host_str().filter(|host| !host.is_empty()) else {
+            return Err(refuse("it names no bucket; two slashes and its name are expected"));
+        };
+        let host = match parsed.port() {
+            Some(port) => format!("{host}:{port}"),
+            None => host.to_owned(),
+        };
+        let path = parsed.path().trim_end_matches('/');
+        let prefix = object_store::path::Path::from_url_path(path);
+        let prefix = prefix.map_err(|error| refuse(&error.to_string()))?;
+        let mut normal = parsed.clone();
+        normal.set_path(&prefix.as_ref().replace('%', "%25"));
+        let url = normal.as_str().trim_end_matches('/').to_owned();
+        Ok(Address { url, host, prefix })
+    }
 }
 
 fn open(url: &str, create: bool) -> Result<Arc<dyn Store>, StoreError> {
@@ -172,6 +221,34 @@ mod tests {
         assert_eq!(bucket_url("s3://bucket/").unwrap(), "s3://bucket");
         let error = bucket_url("s3://key:secret@bucket").unwrap_err().to_string();
         assert!(!error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    #[cfg(any(feature = "azure", feature = "gcs", feature = "hdfs"))]
+    fn an_address_has_one_url_and_no_secrets() {
+        for spelled in ["gs://b/a/b", "gs://b/a/b//", "gs://b/./a/x/../b", "gs://b/a/%62"] {
+            let address = Address::of(spelled).unwrap();
+            assert_eq!((&*address.url, &*address.host, address.prefix.as_ref()), ("gs://b/a/b", "b", "a/b"));
+        }
+        let odd = Address::of("az://b/a%2562/ä c%3F%23").unwrap();
+        assert_eq!(odd.prefix.as_ref(), "a%62/ä c?#");
+        let again = Address::of(&odd.url).unwrap();
+        assert_eq!((odd.prefix, odd.url), (again.prefix, again.url));
+        assert_eq!(Address::of("hdfs://host:9000/").unwrap().url, "hdfs://host:9000");
+        for url in [
+            "gs://",
+            "gs:///x",
+            "gs://b//x",
+            "az://b?sig=secret",
+            "az://b#secret",
+            "gs://user:secret@b/x",
+            "gs://secret@b",
+            "hdfs://host:secret/x",
+        ] {
+            let error = Address::of(url).err().unwrap_or_else(|| panic!("{url}"));
+            assert!(matches!(error.kind(), StoreErrorKind::InvalidUrl(_)), "{url}: {error}");
+            assert!(url.contains("host") || !error.to_string().contains("secret"), "{error}");
+        }
     }
 
     #[test]
