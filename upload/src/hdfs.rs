@@ -14,14 +14,9 @@ use object_store::prefix::PrefixStore;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-<<<<<<< HEAD
 use crate::object::{Bucket, Staging, failure, staged_id};
-use crate::store::{ListedUpload, Operation, Store, StoreError, StoreErrorKind};
-=======
-use crate::object::{Bucket, Staging, failure};
 use crate::open::Address;
 use crate::store::{ListedUpload, Operation, Store, StoreError, StoreErrorKind, UploadId};
->>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
 
 /// Opens `hdfs://host:port/prefix`, or `hdfs://nameservice/prefix` with the configuration in `HADOOP_CONF_DIR`.
 pub(crate) fn open(url: &str) -> Result<Arc<dyn Store>, StoreError> {
@@ -91,16 +86,8 @@ fn staged_name(name: &str) -> Option<(String, UploadId)> {
     if file.is_empty() {
         return None;
     }
-<<<<<<< HEAD
-    Some(ListedUpload {
-        name: if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") },
-        id: staged_id(number)?,
-        created: Some(entry.last_modified.into()),
-    })
-=======
     let name = if folder.is_empty() { file.to_owned() } else { format!("{folder}/{file}") };
-    Some((name, UploadId(format!("#{number}").into())))
->>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
+    Some((name, staged_id(number)?))
 }
 
 /// Removes the temporary file of this number, or without one those of an object's uploads up to the first number that is
@@ -110,14 +97,9 @@ pub(crate) async fn remove_staged(
     path: &ObjectPath,
     number: Option<u64>,
 ) -> Result<(), object_store::Error> {
-<<<<<<< HEAD
     let numbers = number.map_or(1..=u64::MAX, |number| number..=number);
     for number in numbers {
-        let staged = staged_path(path, number);
-=======
-    for number in 1.. {
         let staged = staged_path(path, number)?;
->>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
         match store.head(&staged).await {
             Ok(_) => store.delete(&staged).await?,
             Err(object_store::Error::NotFound { .. }) => break,
@@ -127,18 +109,12 @@ pub(crate) async fn remove_staged(
     Ok(())
 }
 
-<<<<<<< HEAD
-fn staged_path(path: &ObjectPath, number: u64) -> ObjectPath {
-    let (folder, file) = path.as_ref().rsplit_once('/').unwrap_or(("", path.as_ref()));
-    ObjectPath::from(format!("{folder}/.{file}.tmp.{number}"))
-=======
-fn staged_path(path: &ObjectPath, number: u32) -> Result<ObjectPath, object_store::path::Error> {
+fn staged_path(path: &ObjectPath, number: u64) -> Result<ObjectPath, object_store::path::Error> {
     // As it is: made by `from`, it would be percent-encoded.
     ObjectPath::parse(match path.as_ref().rsplit_once('/') {
         Some((folder, file)) => format!("{folder}/.{file}.tmp.{number}"),
         None => format!(".{path}.tmp.{number}"),
     })
->>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
 }
 
 #[cfg(test)]
@@ -166,12 +142,12 @@ mod tests {
     }
 
     #[test]
-<<<<<<< HEAD
     fn of_two_temporary_files_the_one_of_the_number_is_removed() {
         let store = object_store::memory::InMemory::new();
         let path = ObjectPath::from("a/b");
-        let put = |number| crate::block_on(store.put(&staged_path(&path, number), "".into())).map(drop);
-        let is_there = |number| crate::block_on(store.head(&staged_path(&path, number))).is_ok();
+        let put =
+            |number| crate::block_on(store.put(&staged_path(&path, number).unwrap(), "".into())).map(drop);
+        let is_there = |number| crate::block_on(store.head(&staged_path(&path, number).unwrap())).is_ok();
         put(2).unwrap();
         put(3).unwrap();
         crate::block_on(remove_staged(&store, &path, Some(3))).unwrap();
@@ -179,7 +155,9 @@ mod tests {
         put(1).unwrap();
         crate::block_on(remove_staged(&store, &path, None)).unwrap();
         assert!(!is_there(1) && !is_there(2));
-=======
+    }
+
+    #[test]
     fn the_last_user_of_a_store_may_be_a_task() {
         let store = open("hdfs://127.0.0.1:1/x").unwrap();
         let other = Builder::new_current_thread().build().unwrap();
@@ -199,7 +177,6 @@ mod tests {
         assert_eq!(kind(denied), StoreErrorKind::Denied);
         assert_eq!(kind("No valid SASL mechanism found"), StoreErrorKind::Credentials);
         assert_eq!(kind("RPC error: SafeModeException"), StoreErrorKind::Interrupted);
->>>>>>> 7a74e78 (Mend what servers show of gs, az and hdfs)
     }
 
     #[test]
