@@ -291,13 +291,15 @@ pub enum PersistError {
     },
     /// There was no complete object in time, although uploads were tried again and again.
     #[error(
-        "the changes were not in a complete object within {waited:?}{}; mend that, and persist again",
-        .last.as_ref().map(|last| format!(": {}", last.reason())).unwrap_or_default()
+        "the changes were not in a complete object within {waited:?}{}, and persist again",
+        .last.as_ref().map(|last| format!(": {}; mend that", last.reason())).unwrap_or_else(|| {
+            "; no upload failed: the buckets are slow, or their time is short; raise Options::persist_timeout".to_owned()
+        })
     )]
     Timeout {
         /// The time that a persist may take.
         waited: Duration,
-        /// Why the last object failed, if one did.
+        /// Why the last object failed, if one did: the last one for it, or the last one of all since one became complete.
         last: Option<Arc<PersistError>>,
     },
     /// The object could not be recorded in the manifest.

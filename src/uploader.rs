@@ -215,6 +215,8 @@ pub(crate) struct Uploader {
     bytes_out: u64,
     /// Objects that failed since one became complete.
     failures: u32,
+    /// Why the last of them did.
+    last_failure: Option<Arc<PersistError>>,
     /// When something changes by itself: requests that wait for others, or for another attempt.
     decide_at: Option<Instant>,
     /// For each device, whether blocks are through, but by records that are not durable yet.
@@ -280,6 +282,7 @@ impl Uploader {
             object_bytes_max: object_bytes_max(&parts.driver),
             bytes_out: 0,
             failures: 0,
+            last_failure: None,
             decide_at: None,
             unrecorded: vec![false; parts.queue.devices()],
             retry_at: None,

@@ -27,6 +27,8 @@ impl Uploader {
             self.checkpoints.forget(*id);
             if let Some(Asked { resolver, last, .. }) = self.asked.remove(id) {
                 let waited = self.parts.options.persist_timeout;
+                // Who waited behind the object of others waited for what made it fail.
+                let last = last.or_else(|| self.last_failure.clone());
                 resolver.resolve(Err(PersistError::Timeout { waited, last }));
             }
         }

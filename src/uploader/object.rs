@@ -374,11 +374,11 @@ impl Uploader {
                 // again. But until then no handle of this directory may name it, and its blocks stay.
                 Err(error) => {
                     tracing::warn!(%error, object = name, "a complete object could not be recorded");
-                    self.retry_at = Some(now + RETRY_DELAY_MAX);
                 }
             }
         }
         self.failures = 0;
+        self.last_failure = None;
         let (lost_blocks, blocks): (Vec<LocalBlock>, Vec<LocalBlock>) =
             blocks.into_iter().partition(|block| lost.contains(&block.device));
         let (lost_requests, requests): (Vec<_>, Vec<_>) =
@@ -455,6 +455,7 @@ impl Uploader {
         self.parts.queue.give_back(blocks);
         let pause = RETRY_DELAY_MAX.min(RETRY_DELAY_MIN * (1 << self.failures.min(16)));
         self.failures += 1;
+        self.last_failure = Some(Arc::new(error.clone()));
         // So that nodes which failed together do not come back together.
         let share = ((self.parts.random)() >> 11) as f64 / (1u64 << 53) as f64;
         let again_at = now + pause.mul_f64(0.5 + share / 2.0);

@@ -55,6 +55,26 @@ fn an_object_that_cannot_become_complete_is_followed_by_another_for_the_same_per
 }
 
 #[test]
+fn persists_behind_an_object_of_others_say_what_made_it_fail() {
+    let machine = Machine::new(1);
+    let changelog = machine.open(machine.options().persist_timeout(5 * SECOND));
+    let mut writer = writer(&changelog, "log");
+    *machine.stores[0].deny_as.lock().unwrap() = StoreErrorKind::Unreachable;
+    machine.stores[0].deny.store(true, Ordering::Relaxed);
+    let mut futures = Vec::new();
+    for _ in 0..8 {
+        writer.append(KeyGroup(1), b"one").unwrap();
+        futures.push(writer.persist_durably(ZERO));
+        machine.pass(&changelog, SECOND);
+    }
+    for future in futures {
+        let Some(Err(error)) = machine.within(&changelog, 10 * SECOND, future) else { panic!("no bucket") };
+        let PersistError::Timeout { last: Some(_), .. } = &error else { panic!("{error:?}") };
+        assert!(error.to_string().contains("mend that"), "{error}");
+    }
+}
+
+#[test]
 fn a_persist_ends_at_its_deadline_and_says_why() {
     let machine = Machine::new(1);
     let changelog = machine.open(machine.options().persist_timeout(5 * SECOND));

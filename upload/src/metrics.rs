@@ -119,9 +119,13 @@ impl Metric {
     }
 }
 
-/// Tells the recorder what each metric means.
+/// Tells the recorder what each metric means. What alarms compare is there from the start: a rate does not see the step from
+/// nothing to one.
 pub(crate) fn describe() {
     METRICS.iter().for_each(Metric::describe);
+    for event in ["issued", "won", "denied"] {
+        metrics::counter!(HEDGES.name, "event" => event).increment(0);
+    }
 }
 
 /// The URL of a bucket as a label: without its query, with the host and the port of its endpoint.

@@ -1,8 +1,5 @@
 //! The test server as a process of its own, for benches that must not share its memory and threads.
 //!
-//! `s3-server [--address 127.0.0.1:9000] [--dir FOLDER] [--random-tags] [--bytes-per-second NUMBER] BUCKET...` prints its
-//! endpoint on the first line, and ends when its standard input does. The bytes are those of one body.
-//!
 //! `--dir` keeps the bytes of objects out of memory, and nothing longer than that: which object has which bytes is known to
 //! the process alone. Started again, its buckets are empty; the files of one that was killed stay until somebody removes them.
 
@@ -11,7 +8,17 @@ use std::process::ExitCode;
 
 use tidelog_testing::{Fault, Rule, S3Server, ServerOptions};
 
+const USAGE: &str = "s3-server [--address 127.0.0.1:9000] [--dir FOLDER] [--random-tags] [--bytes-per-second NUMBER] BUCKET...
+
+An S3 server for tests. Prints its endpoint on the first line, and ends when its standard input does.
+Credentials: tidelog-access, tidelog-secret. --dir keeps the bytes of objects on a disk; they are gone
+with the process all the same. The bytes per second are those of one body.";
+
 fn main() -> ExitCode {
+    if std::env::args().skip(1).any(|argument| argument == "--help" || argument == "-h") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -32,12 +39,14 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             "--dir" => options.folder = Some(value()?.into()),
             "--bytes-per-second" => bandwidth = Some(value()?.parse()?),
             "--random-tags" => options.rules.random_tags = true,
-            option if option.starts_with('-') => return Err(format!("unknown option {option}").into()),
+            option if option.starts_with('-') => {
+                return Err(format!("unknown option {option}; it is {USAGE}").into());
+            }
             bucket => options.buckets.push(bucket.to_owned()),
         }
     }
     if options.buckets.is_empty() {
-        return Err("name at least one bucket".into());
+        return Err(format!("name at least one bucket: {USAGE}").into());
     }
     let server = S3Server::start(options)?;
     if let Some(bytes_per_second) = bandwidth {
