@@ -63,6 +63,8 @@ struct Network {
     connections: usize,
     /// Of each connection; `None`: as fast as the processors are.
     bytes_per_second: Option<u64>,
+    /// What the changelog may have.
+    memory_bytes: usize,
 }
 
 /// One large checkpoint as fast as possible, and as many bytes in such parts over as many connections by the client alone;
@@ -74,10 +76,18 @@ struct Network {
 fn throughput(bench: &mut Bench, dir: &ScratchDir) {
     let gib = bench.number("--gib", bench.size(4, 0));
     let rounds = bench.number("--rounds", bench.size(3, 1)) as usize;
+    let memory_bytes = process::MEMORY_BYTES;
     let networks = [
-        Network { name: "loopback", connections: 32, bytes_per_second: None },
+        Network { name: "loopback", connections: 32, bytes_per_second: None, memory_bytes },
         // Of it the two cores carry this much, the server's half included, and have time left.
-        Network { name: "32 × 8 MB/s", connections: 32, bytes_per_second: Some(8_000_000) },
+        Network { name: "4 × 40 MB/s", connections: 4, bytes_per_second: Some(40_000_000), memory_bytes },
+        // Slow connections want many parts under way, and these are in a quarter of the memory.
+        Network {
+            name: "32 × 8 MB/s, 1.25 GiB",
+            connections: 32,
+            bytes_per_second: Some(8_000_000),
+            memory_bytes: 5 << 28,
+        },
     ];
     let roles = [Role::Bare, Role::Changelog, Role::Persist];
     let mut table = Table::new(
@@ -88,14 +98,21 @@ fn throughput(bench: &mut Bench, dir: &ScratchDir) {
     );
     for (index, network) in networks.iter().enumerate() {
         // Over the slow network, which takes its time, a quarter tells as much.
-        let bytes = ((gib << 30) >> (2 * index)).max(24 * MIB);
+        let bytes = ((gib << 30) >> (2 * index.min(1))).max(24 * MIB);
         let gib = bytes as f64 / (1u64 << 30) as f64;
         let server =
             Server::start(&dir.make(&format!("throughput-server-{index}")), network.bytes_per_second);
         let mut reports = roles.map(|_| Vec::<Report>::new());
         let measure = |role: Role, bytes: u64| {
             let local = dir.make("throughput-local");
-            let report = process::measure(role, &server.url(), &local, bytes, network.connections);
+            let report = process::measure(
+                role,
+                &server.url(),
+                &local,
+                bytes,
+                network.connections,
+                network.memory_bytes,
+            );
             let _ = std::fs::remove_dir_all(local);
             report
         };

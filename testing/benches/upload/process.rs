@@ -143,11 +143,18 @@ pub fn fill(writer: &mut ChangelogWriter, bytes: u64) -> u64 {
 }
 
 /// Runs a client and waits for what it tells.
-pub fn measure(role: Role, url: &str, local: &Path, bytes: u64, connections: usize) -> Report {
+pub fn measure(
+    role: Role,
+    url: &str,
+    local: &Path,
+    bytes: u64,
+    connections: usize,
+    memory_bytes: usize,
+) -> Report {
     let output = this_program()
         .args([CHILD, &role.to_string(), url])
         .arg(local)
-        .args([bytes.to_string(), connections.to_string()])
+        .args([bytes.to_string(), connections.to_string(), memory_bytes.to_string()])
         .stderr(Stdio::inherit())
         .output()
         .expect("a process can be started");
@@ -168,7 +175,9 @@ pub fn is_child() -> bool {
 
 pub fn run_child() {
     let arguments: Vec<String> = std::env::args().skip(2).collect();
-    let [role, url, local, bytes, connections] = &arguments[..] else { panic!("five arguments") };
+    let [role, url, local, bytes, connections, memory_bytes] = &arguments[..] else {
+        panic!("six arguments")
+    };
     let bytes = bytes.parse().expect("a number");
     let mut uploads = UploadOptions::default();
     uploads.connections = Some(connections.parse().expect("a number"));
@@ -176,7 +185,11 @@ pub fn run_child() {
     let (spent, object_bytes) = if is(Role::Bare) {
         (bare(url, bytes, &uploads), bytes)
     } else {
-        changelog(url, local.as_ref(), bytes, uploads, is(Role::Persist))
+        let options = options(url, local.as_ref(), bytes)
+            .memory_bytes(memory_bytes.parse().expect("a number"))
+            .uploads(uploads)
+            .preemptive_upload(!is(Role::Persist));
+        changelog(options, bytes, is(Role::Persist))
     };
     for Spent { seconds, cpu_seconds } in spent {
         print!("{seconds} {cpu_seconds} ");
@@ -198,8 +211,7 @@ impl Stopwatch {
     }
 }
 
-fn changelog(url: &str, local: &Path, bytes: u64, uploads: UploadOptions, synced: bool) -> ([Spent; 2], u64) {
-    let options = options(url, local, bytes).uploads(uploads).preemptive_upload(!synced);
+fn changelog(options: Options, bytes: u64, synced: bool) -> ([Spent; 2], u64) {
     let changelog = Changelog::open(options).expect("a changelog");
     let mut writer = changelog.create_writer("state", KeyGroupRange::ALL).expect("a writer");
     let mut object_bytes = 0;
