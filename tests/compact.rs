@@ -127,7 +127,7 @@ fn groups(range: Range<u16>) -> KeyGroupRange {
 
 #[test]
 fn readers_get_the_same_from_fewer_objects() {
-    for seed in 4..16 {
+    for seed in 42..54 {
         let random = &mut SimRng::new(seed);
         let dir = tempfile::tempdir().unwrap();
         let bucket = file_bucket(dir.path());
@@ -145,7 +145,7 @@ fn readers_get_the_same_from_fewer_objects() {
         let mut compactor = compactor(&bucket);
         let plan = compactor.plan(&old, wanted).unwrap();
         assert_eq!(plan.objects, files(&old).len() as u64, "seed {seed}");
-        assert!(plan.objects > 5 && plan.is_worthwhile(), "seed {seed}: {plan:?}");
+        assert!(plan.objects > 10 && plan.is_worthwhile(), "seed {seed}: {plan:?}");
         let made = compactor.compact(&old, wanted).unwrap();
         assert!(made.leftovers.is_empty());
         let new = made.handles;
@@ -173,7 +173,7 @@ fn readers_get_the_same_from_fewer_objects() {
         assert_eq!(bytes, stats.bytes_written);
         assert!(bytes < file_bytes(dir.path(), &files(&old)), "seed {seed}");
         assert_eq!(stats.runs, plan.runs_after, "seed {seed}: {stats:?}, {plan:?}");
-        assert!(requests(&new, wanted) * 2 < requests(&old, wanted), "seed {seed}");
+        assert!(requests(&new, wanted) * 5 < requests(&old, wanted), "seed {seed}");
 
         // What is compact already stays as it is, and can be compacted all the same.
         let again = compactor.plan(&new, wanted).unwrap();
