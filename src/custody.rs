@@ -344,7 +344,6 @@ impl Custody {
         let before = self.owned([name]);
         let records = ManifestRecord::completed(CompletedObject { ranges, ..object.clone() });
         let index = &self.holdings[device].index;
-        let ledger = &self.holdings[device].ledger;
         let recorded =
             ledger.complete(records, detached, |state| newly_settled(index, object.blocks_end, state));
         self.count_again(before, [name]);

@@ -212,10 +212,6 @@ impl ObjectMachine {
             if self.uploads[self.current].group == group {
                 self.current = heir;
             }
-            // Where this one was its race, there may be another.
-            if let Some(grant) = self.uploads[heir].raced.take() {
-                cx.policy.give_back(grant);
-            }
             return self.release_stored(cx);
         }
         let Some(bucket) = self.heir_bucket(at, cx).filter(|_| !lost) else {
